@@ -57,6 +57,10 @@ class RuntimeBase:
     installation = ""
     new_event: Callable[[], threading.Event] = threading.Event
     """Makes an event that a caller can wait for."""
+    background: Callable[[Flow[None]], object] | None = None
+    """Runs a flow of calls and sleeps beside the caller. None: a thread or a task of its own does."""
+    polls = True
+    """Whether a wait looks again from time to time, because a suspended machine counts no time while it waits."""
 
     def __init__(self, flows: LockFlows, grace: float | None) -> None:
         self.flows = flows

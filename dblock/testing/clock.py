@@ -137,6 +137,20 @@ class Clock:
                 await asyncio.wait([waiting])
         raise waits_forever()
 
+    async def moving(self, awaitable: Awaitable[T]) -> T:
+        """Await this in the calling task, and move the clock from one event to the next until it is done."""
+        import asyncio
+
+        done = asyncio.get_running_loop().create_future()
+        mover = asyncio.ensure_future(self.until(done))
+        try:
+            return await awaitable
+        finally:
+            if not done.done():
+                done.set_result(None)
+            await asyncio.wait([mover])
+            mover.exception()
+
     # For the clients in memory.
 
     def call_later(self, seconds: float, function: Callable[..., object], *args: Any) -> Timer:
@@ -222,6 +236,13 @@ class ClockEvent(threading.Event):
         super().__init__()
         self._clock = clock
         self._waits = 0
+
+    def set(self) -> None:
+        """Set the event, and let the threads look that wait on the clock."""
+        super().set()
+        if not self._clock.auto:
+            with self._clock.changed:
+                self._clock.changed.notify_all()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the event is set, or for so many seconds of the clock."""

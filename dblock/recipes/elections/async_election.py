@@ -13,14 +13,14 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-from dblock._core.effects import Flow, Wait, drive_async
+from dblock._core.effects import Flow, Sleep, Wait, drive_async
 from dblock._core.options import Seconds, check_timeout
 from dblock._runtime.owners import caller
 from dblock._runtime.runtime import TaskRuntime
-from dblock.errors import ClientClosed, DblockError, InvalidArgument
+from dblock.errors import DblockError, InvalidArgument
 from dblock.lease import AsyncLease
 from dblock.lock import AsyncLock
-from dblock.recipes.elections.base import WATCH_INTERVAL, ElectionBase, one
+from dblock.recipes.elections.base import ElectionBase, one
 from dblock.recipes.elections.flows import Abandon, Acquire, Position
 from dblock.recipes.elections.persistence import Body, Campaign, Outcome, Pause, Stopped
 from dblock.recipes.elections.records import ElectionOptions, Leader, Vacancy
@@ -179,13 +179,16 @@ class AsyncElection(ElectionBase[AsyncTerm]):
         return term
 
     async def _begin(self, term: AsyncTerm) -> None:
-        term._watcher = asyncio.ensure_future(self._watch(term))
+        if self._runtime.background is not None:
+            self._runtime.background(self._watching(term))
+        else:
+            term._watcher = asyncio.ensure_future(self._watch(term))
         term._started = True
         if self._options.on_started is not None:
             await _called(self._options.on_started, term)
 
     async def _finish(self, term: AsyncTerm) -> None:
-        term._over.set()
+        term._end_waits()
         if term._watcher is not None:
             term._watcher.cancel()
         self._forget(term)
@@ -197,21 +200,12 @@ class AsyncElection(ElectionBase[AsyncTerm]):
                 logger.exception("election %r: on_stopped failed", self.name)
 
     async def _watch(self, term: AsyncTerm) -> None:
-        """Look whether the term should end, until its body has returned."""
-        while not term._over.is_set():
-            await asyncio.sleep(WATCH_INTERVAL)
-            if term._warn_if_ignored():
-                return
-            if term.ending.is_set() or not term.remaining():
-                continue
-            try:
-                demand = await self._run(self._flows.demand(term.token))
-            except ClientClosed:
-                return
-            except DblockError as error:
-                logger.debug("election %r: the leader could not ask for its successor: %s", self.name, error)
-                continue
-            term._obey(demand)
+        async def perform(effect: Any) -> Any:
+            if isinstance(effect, Sleep):
+                return await asyncio.sleep(effect.seconds)
+            return await self._perform(effect)
+
+        await drive_async(self._watching(term), perform)
 
     async def _run_body(self, function: Callable[[AsyncTerm], Awaitable[Any]], term: AsyncTerm) -> Outcome:
         outcome: Outcome | None = None
@@ -247,11 +241,9 @@ class AsyncElection(ElectionBase[AsyncTerm]):
     async def _wait_for_stop(self, seconds: float) -> None:
         self._pause = asyncio.Event()
         if not self._stopping:
-            timer = asyncio.get_running_loop().call_later(seconds, self._pause.set)
             try:
-                await self._pause.wait()
+                await self._runtime.callbacks.wait_and_clear(self._pause, seconds)
             finally:
-                timer.cancel()
                 self._pause = None
 
     async def _close(self) -> None:

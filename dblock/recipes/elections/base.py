@@ -7,8 +7,8 @@ import logging
 import threading
 from typing import Any, Generic, TypeVar
 
-from dblock._core.effects import Flow
-from dblock.errors import DblockError, LeaseLost
+from dblock._core.effects import Flow, Sleep
+from dblock.errors import ClientClosed, DblockError, LeaseLost
 from dblock.recipes.elections.flows import ElectionFlows
 from dblock.recipes.elections.persistence import Outcome, Stopped, keep_campaigning
 from dblock.recipes.elections.records import ElectionOptions
@@ -87,6 +87,23 @@ class ElectionBase(Generic[TermT]):
 
     def _close(self) -> Any:
         raise NotImplementedError
+
+    def _watching(self, term: TermT) -> Flow[None]:
+        """Look whether the term should end, until its body has returned."""
+        while True:
+            yield Sleep(WATCH_INTERVAL)
+            if term._over.is_set() or term._warn_if_ignored() or not term._state.ours:
+                return
+            if term.ending.is_set() or not term.remaining():
+                continue
+            try:
+                demand = yield from self._flows.demand(term.token)
+            except ClientClosed:
+                return
+            except DblockError as error:
+                logger.debug("election %r: the leader could not ask for its successor: %s", self.name, error)
+                continue
+            term._obey(demand)
 
     def _persist(self) -> Flow[Any]:
         if self._campaigning.locked():

@@ -9,19 +9,18 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from dblock._core.effects import Flow, Wait, drive
+from dblock._core.effects import Flow, Sleep, Wait, drive
 from dblock._core.options import Seconds, check_timeout
 from dblock._runtime.owners import caller
 from dblock._runtime.runtime import ThreadRuntime
 from dblock._runtime.threads import start_thread
-from dblock.errors import ClientClosed, DblockError, InvalidArgument
+from dblock.errors import DblockError, InvalidArgument
 from dblock.lease import Lease
 from dblock.lock import Lock
-from dblock.recipes.elections.base import WATCH_INTERVAL, ElectionBase, one
+from dblock.recipes.elections.base import ElectionBase, one
 from dblock.recipes.elections.flows import Abandon, Acquire, Position
 from dblock.recipes.elections.persistence import Body, Campaign, Outcome, Pause, Stopped
 from dblock.recipes.elections.records import ElectionOptions, Leader, Vacancy
@@ -40,7 +39,7 @@ class Election(ElectionBase[Term]):
     def __init__(self, runtime: ThreadRuntime, options: ElectionOptions) -> None:
         super().__init__(runtime, options)
         self._lock: Lock[Lease] = Lock(runtime, options.lock, Lease)
-        self._stop = threading.Event()
+        self._stop = runtime.new_event()
 
     def campaign(self, timeout: Seconds | None = None) -> Term:
         """Wait until this candidate leads, and return its term. Use the term in a `with`.
@@ -176,13 +175,16 @@ class Election(ElectionBase[Term]):
         return term
 
     def _begin(self, term: Term) -> None:
-        start_thread("dblock term", self._watch, term)
+        if self._runtime.background is not None:
+            self._runtime.background(self._watching(term))
+        else:
+            start_thread("dblock term", self._watch, term)
         term._started = True
         if self._options.on_started is not None:
             self._options.on_started(term)
 
     def _finish(self, term: Term) -> None:
-        term._over.set()
+        term._end_waits()
         self._forget(term)
         logger.info("election %r: the term of token %d is over", self.name, term.token)
         if term._started and self._options.on_stopped is not None:
@@ -192,20 +194,10 @@ class Election(ElectionBase[Term]):
                 logger.exception("election %r: on_stopped failed", self.name)
 
     def _watch(self, term: Term) -> None:
-        """Look whether the term should end, until its body has returned."""
-        while not term._over.wait(WATCH_INTERVAL):
-            if term._warn_if_ignored() or not term._state.ours:
-                return
-            if term.ending.is_set() or not term.remaining():
-                continue
-            try:
-                demand = self._run(self._flows.demand(term.token))
-            except ClientClosed:
-                return
-            except DblockError as error:
-                logger.debug("election %r: the leader could not ask for its successor: %s", self.name, error)
-                continue
-            term._obey(demand)
+        def perform(effect: Any) -> Any:
+            return term._over.wait(effect.seconds) if isinstance(effect, Sleep) else self._perform(effect)
+
+        drive(self._watching(term), perform)
 
     def _run_body(self, function: Callable[[Term], Any], term: Term) -> Outcome:
         outcome: Outcome | None = None

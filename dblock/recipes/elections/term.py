@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dblock._core import clock
 from dblock._core.lease_flows import LeaseFlows
 from dblock._core.options import Seconds, check_seconds
 from dblock._runtime.lost_events import AsyncLostEvent, LostEvent
@@ -32,10 +31,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dblock")
 
 CHECK_INTERVAL = 0.1
-"""Seconds between two looks at the trust window, in a body that waits for the end of its term."""
+"""Seconds between two looks at the trust window at most, in a body that waits for the end of its term."""
 
 BODY_INTERVAL = 0.02
-"""Seconds between two looks whether a body has returned."""
+"""Seconds between two looks whether a body has returned at most."""
 
 ENDS_AS = {"transfer": "transferred", "priority": "outranked"}
 """How a term ends that ended for this reason. For every other reason it is resigned."""
@@ -48,6 +47,7 @@ class _TermBase:
 
     def __init__(self, election: Any, lease: Any) -> None:
         self._election = election
+        self._runtime = election._runtime
         self._lease = lease
         self._state = lease._state
         # The lease's own release would leave the end of the term to be recorded by others.
@@ -56,6 +56,8 @@ class _TermBase:
         self._started = False
         self._reason: str | None = None
         self._warned = False
+        self._waiting: list[Any] = []
+        """Events that are set when the term must end or is over."""
 
     @property
     def election(self) -> str:
@@ -98,7 +100,7 @@ class _TermBase:
     def _stop_renewing(self, reason: str) -> None:
         self._reason = self._reason or reason
         logger.info("election %r: the term of token %d must end: %s", self.election, self.token, reason)
-        self._election._runtime.keepalive.discard(self._state)
+        self._runtime.keepalive.discard(self._state)
 
     def _obey(self, demand: str | None) -> None:
         """End the term if the database has a reason. `over` is none if the term has ended in order in the meantime."""
@@ -113,6 +115,20 @@ class _TermBase:
             self._ends.how = "failed"
         else:
             self._ends.how = ENDS_AS.get(self._reason or "", "resigned")
+
+    def _wake_waits(self) -> None:
+        for event in list(self._waiting):
+            event.set()
+
+    def _pause(self, give_up_at: float, interval: float) -> float:
+        """Return the seconds until the next look at the term, unless it changes before."""
+        left: float = max(give_up_at - self._state.now(), 0.0)
+        return min(left, interval) if self._runtime.polls else left
+
+    def _announce_loss(self) -> None:
+        """Let the end of the trust window end the waits, unless they look at it from time to time."""
+        if not self._runtime.polls:
+            self._runtime.callbacks.add(self._lease._watch())
 
     def _warn_if_ignored(self) -> bool:
         """Log that the body has ignored the request to end until its lease ended. Return whether it has."""
@@ -142,8 +158,8 @@ class Term(_TermBase):
 
     def __init__(self, election: Election, lease: Lease) -> None:
         super().__init__(election, lease)
-        self._ending = threading.Event()
-        self._over = threading.Event()
+        self._ending: threading.Event = self._runtime.new_event()
+        self._over: threading.Event = self._runtime.new_event()
         self._thread = threading.get_ident()
 
     @property
@@ -158,14 +174,13 @@ class Term(_TermBase):
 
     def wait(self, timeout: Seconds | None = None) -> bool:
         """Wait until the body must return, because the term is lost or must end. Return False after the timeout."""
-        give_up_at = float("inf") if timeout is None else clock.now() + check_seconds("timeout", timeout)
-        while True:
-            if self.ending.is_set() or not self._lease.remaining():
-                return True
-            now = clock.now()
-            if now >= give_up_at:
-                return False
-            self.ending.wait(min(give_up_at - now, CHECK_INTERVAL))
+        give_up_at = float("inf") if timeout is None else self._state.now() + check_seconds("timeout", timeout)
+        with self._change() as changed:
+            while not self.ending.is_set() and self._lease.remaining():
+                if self._state.now() >= give_up_at:
+                    return False
+                changed.wait(self._pause(give_up_at, CHECK_INTERVAL))
+        return True
 
     def publish(self, value: Any) -> None:
         """Replace the value that others see beside the leader. Raise LeaseLost if this term has ended."""
@@ -212,6 +227,25 @@ class Term(_TermBase):
         if not self.ending.is_set():
             self._stop_renewing(reason)
             self.ending.set()
+            self._wake_waits()
+
+    def _end_waits(self) -> None:
+        """Tell every thread that waits for the body that the term is over."""
+        self._over.set()
+        self._wake_waits()
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[threading.Event]:
+        """Yield an event that is set when the term is lost, must end or is over."""
+        changed = self._runtime.new_event()
+        self._announce_loss()
+        cancel = self._state.at_end(changed.set)
+        self._waiting.append(changed)
+        try:
+            yield changed
+        finally:
+            self._waiting.remove(changed)
+            cancel()
 
     def _has_no_body(self) -> bool:
         """Return whether the caller has campaigned for this term and entered no `with`."""
@@ -221,10 +255,13 @@ class Term(_TermBase):
         """Wait until the body has returned. Return False if it has not when its lease ends, or after the timeout."""
         if self._thread == threading.get_ident():
             return False
-        give_up_at = float("inf") if timeout is None else clock.now() + timeout
-        while not self._over.wait(BODY_INTERVAL):
-            if clock.now() >= give_up_at or self._warn_if_ignored():
-                return False
+        give_up_at = float("inf") if timeout is None else self._state.now() + timeout
+        with self._change() as changed:
+            while not self._over.is_set():
+                changed.wait(self._pause(max(give_up_at, self._state.now() + BODY_INTERVAL), BODY_INTERVAL))
+                changed.clear()
+                if not self._over.is_set() and (self._state.now() >= give_up_at or self._warn_if_ignored()):
+                    return False
         return self._state.loss is None
 
 
@@ -277,20 +314,13 @@ class AsyncTerm(_TermBase):
 
     async def wait(self, timeout: Seconds | None = None) -> bool:
         """Wait until the body must return, because the term is lost or must end. Return False after the timeout."""
-        import asyncio
-
-        give_up_at = float("inf") if timeout is None else clock.now() + check_seconds("timeout", timeout)
-        while True:
-            if self.ending.is_set() or not self._lease.remaining():
-                return True
-            now = clock.now()
-            if now >= give_up_at:
-                return False
-            asked = asyncio.ensure_future(self.ending.wait())
-            try:
-                await asyncio.wait([asked], timeout=min(give_up_at - now, CHECK_INTERVAL))
-            finally:
-                asked.cancel()
+        give_up_at = float("inf") if timeout is None else self._state.now() + check_seconds("timeout", timeout)
+        with self._change() as changed:
+            while not self.ending.is_set() and self._lease.remaining():
+                if self._state.now() >= give_up_at:
+                    return False
+                await self._wait_and_clear(changed, self._pause(give_up_at, CHECK_INTERVAL))
+        return True
 
     async def publish(self, value: Any) -> None:
         """Replace the value that others see beside the leader. Raise LeaseLost if this term has ended."""
@@ -339,8 +369,33 @@ class AsyncTerm(_TermBase):
         if not self.ending.is_set():
             self._stop_renewing(reason)
             self.ending.set()
+            self._wake_waits()
             if self._cancelled is not None:
                 self._cancelled.cancel(f"the term of election {self.election!r} must end: {reason}")
+
+    def _end_waits(self) -> None:
+        """Tell every task that waits for the body that the term is over."""
+        self._over.set()
+        self._wake_waits()
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[asyncio.Event]:
+        """Yield an event that is set when the term is lost, must end or is over."""
+        import asyncio
+
+        changed = asyncio.Event()
+        callbacks = self._runtime.callbacks
+        self._announce_loss()
+        cancel = self._state.at_end(lambda: callbacks.in_loop(changed.set))
+        self._waiting.append(changed)
+        try:
+            yield changed
+        finally:
+            self._waiting.remove(changed)
+            cancel()
+
+    async def _wait_and_clear(self, changed: asyncio.Event, seconds: float) -> None:
+        await self._runtime.callbacks.wait_and_clear(changed, seconds)
 
     def _has_no_body(self) -> bool:
         """Return whether the calling task has campaigned for this term and entered no `async with`."""
@@ -354,9 +409,10 @@ class AsyncTerm(_TermBase):
 
         if asyncio.current_task() in (self._task, self._cancelled):
             return False
-        give_up_at = float("inf") if timeout is None else clock.now() + timeout
-        while not self._over.is_set():
-            await asyncio.sleep(BODY_INTERVAL)
-            if not self._over.is_set() and (clock.now() >= give_up_at or self._warn_if_ignored()):
-                return False
+        give_up_at = float("inf") if timeout is None else self._state.now() + timeout
+        with self._change() as changed:
+            while not self._over.is_set():
+                await self._wait_and_clear(changed, self._pause(give_up_at, BODY_INTERVAL))
+                if not self._over.is_set() and (self._state.now() >= give_up_at or self._warn_if_ignored()):
+                    return False
         return self._state.loss is None

@@ -8,6 +8,7 @@ passing of time are replaced.
 |---|---|
 | database | the database in memory, and the wake-ups that it sends |
 | runtime | how flows are run, leases are kept alive and callbacks are called, on the test's clock |
+| background | what a real client does in threads and tasks of its own |
 | client | MemoryClient and AsyncMemoryClient |
 | client_clock | the clock of one client, which stops while the client is frozen |
 | chaos | the chaos verbs |

@@ -15,7 +15,7 @@ from dblock.client_base import check_holder, observe
 from dblock.errors import InvalidArgument
 from dblock.testing.clock import Clock
 from dblock.testing.memory.client_clock import MemoryClientClock
-from dblock.testing.memory.database import MemoryDatabase, NotInMemory
+from dblock.testing.memory.database import MemoryDatabase
 from dblock.testing.memory.runtime import AsyncMemoryRuntime, MemoryRuntime
 
 if TYPE_CHECKING:
@@ -68,10 +68,6 @@ class _MemoryClient:
     def clock(self) -> Clock:
         """The clock of the database."""
         return self.database.clock
-
-    def election(self, *args: Any, **options: Any) -> Any:
-        """Raise NotInMemory."""
-        raise NotInMemory("elections")
 
     def __reduce__(self) -> tuple[object, ...]:
         found: tuple[object, ...] = self._runtime.__reduce__()

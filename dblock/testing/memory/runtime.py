@@ -22,9 +22,9 @@ from dblock._runtime.keepalive import _KeepAliveBase
 from dblock._runtime.runtime import RuntimeBase, not_in_asyncio
 from dblock.errors import ClientClosed, DblockError
 from dblock.testing.clock import MOST_PARTS, Clock, ClockEvent, Timer, waits_forever
-from dblock.testing.database.statements import INSTALLATION
+from dblock.testing.memory.background import Background
 from dblock.testing.memory.client_clock import MemoryClientClock
-from dblock.testing.memory.database import MemoryDatabase
+from dblock.testing.memory.database import MemoryDatabase, NotInMemory
 
 T = TypeVar("T")
 
@@ -263,7 +263,7 @@ class _MemoryRuntime(RuntimeBase):
     """What both memory runtimes share."""
 
     schema = "dblock"
-    installation = INSTALLATION
+    polls = False
     keepalive: _KeepAlive
     listener: _Listener
     callbacks: _Callbacks
@@ -283,7 +283,13 @@ class _MemoryRuntime(RuntimeBase):
         self.keepalive = _KeepAlive(database, client_clock, flows)
         self.listener = _Listener(self, waiter)
         self.new_event = lambda: ClockEvent(self.clock)
+        self.background = Background(client_clock, self.perform)
         database.connect(flows.client, self.listener.waiters)
+
+    @property
+    def installation(self) -> str:  # type: ignore[override]
+        """Raise NotInMemory: only a proof in the user's transaction needs to know the installation."""
+        raise NotInMemory("transactions, which assert_held, bind, release_in and fence need")
 
     def perform(self, effect: Any) -> Any:
         """Perform one effect of a lock's flow that does not wait."""
@@ -411,6 +417,6 @@ class AsyncMemoryRuntime(_MemoryRuntime):
     async def close(self) -> None:
         """Release the leases that are still held."""
         for end in list(self.before_close):
-            await end()
+            await self.clock.moving(end())  # a body that does not return keeps its term until the lease ends
         self._shut_down()
         self.clock.run_due()

@@ -192,8 +192,11 @@ def test_thread_is_not_started_and_real_time_does_not_pass(client: MemoryClient,
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda client: client.election("a"),
         lambda client: client.once("a", cron="* * * * *")(lambda: None)(),
+        lambda client: client.lock("a").acquire().assert_held(object()),
+        lambda client: client.lock("a").acquire().bind(object()),
+        lambda client: client.lock("a").acquire().release_in(object()),
+        lambda client: client.election("a").campaign().fence(object()),
     ],
 )
 def test_missing_feature_says_what_is_missing_and_what_to_do(client: MemoryClient, ask: Any) -> None:

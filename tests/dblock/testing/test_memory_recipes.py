@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 import dblock
-from dblock.testing import AsyncMemoryClient, Clock, MemoryClient, WaitsForever
+from dblock.testing import AsyncMemoryClient, Clock, MemoryChaos, MemoryClient, WaitsForever
 
 
 @pytest.fixture
@@ -84,3 +84,102 @@ def test_threads_meet_at_a_barrier_on_a_clock_that_waits_do_not_move() -> None:
             thread.join(60)
         assert sorted(numbers) == [0, 1, 2]
         assert client.clock() == 0
+
+
+# Elections.
+
+
+def test_leader_is_succeeded_when_its_term_ends(client: MemoryClient, other: MemoryClient, clock: Clock) -> None:
+    mine, theirs = client.election("e", value={"at": "here"}), other.election("e")
+    with mine.lead() as term:
+        clock.tick(3600)
+        assert mine.is_leader()
+        leader = theirs.leader()
+        assert leader is not None
+        assert (leader.token, leader.value) == (term.token, {"at": "here"})
+        with pytest.raises(dblock.LockTimeout):
+            theirs.campaign(timeout=60)
+        assert clock() == 3660
+    with theirs.lead(0) as next_term:
+        assert next_term.token > term.token
+    log = [one.how if isinstance(one, dblock.Vacancy) else "leads" for one in mine.observe(0, timeout=0)]
+    assert log == ["leads", "resigned", "leads", "resigned"]
+
+
+def test_body_waits_on_the_clock_for_the_end_of_its_term(client: MemoryClient, clock: Clock) -> None:
+    threads, election = threading.active_count(), client.election("e", ttl=30)
+    with election.lead() as term:
+        assert term.wait(timeout=600) is False
+        assert clock() == 600
+        assert threading.active_count() == threads
+        with pytest.raises(WaitsForever):
+            term.wait()
+        clock.call_later(5, lambda: election.resign())
+        assert term.wait() is True
+        assert term.ending_reason == "resign"
+
+
+def test_term_that_another_client_took_is_noticed_with_the_next_renewal(client: MemoryClient, clock: Clock) -> None:
+    election = client.election("e", ttl=30)
+    with pytest.raises(dblock.LeaseLost), election.lead() as term:
+        store = client.database.store
+        store.force_release("election:e", term.token, now=True)
+        began = clock()
+        assert term.wait(3600) is True
+        assert clock() - began < 30
+        assert not election.is_leader()
+
+
+async def test_transfer_and_priority_end_a_term_on_the_clock(
+    tasks: AsyncMemoryClient, others: AsyncMemoryClient, clock: Clock
+) -> None:
+    async def body(term: dblock.AsyncTerm) -> None:
+        await term.wait()
+
+    mine, theirs = tasks.election("e"), others.election("e")
+    running = [asyncio.create_task(mine.run(body))]
+    await clock.async_tick(1)
+    assert mine.is_leader()
+    running.append(asyncio.create_task(theirs.run(body)))
+    await clock.async_tick(1)
+    await theirs.transfer(to="others")
+    await clock.async_tick(1)
+    assert (mine.is_leader(), theirs.is_leader()) == (False, True)
+    async with AsyncMemoryClient(tasks.database) as third:
+        high = third.election("e", priority=1)
+        running.append(asyncio.create_task(high.run(body)))
+        await clock.async_tick(2)
+        assert high.is_leader()
+        for one in (mine, theirs, high):
+            one.stop()
+        await clock.until(asyncio.gather(*running))
+
+
+async def test_candidate_waits_for_the_loss_of_a_leader_that_is_gone(
+    tasks: AsyncMemoryClient, others: AsyncMemoryClient, clock: Clock
+) -> None:
+    term = await tasks.election("e", ttl=30).campaign()
+    tasks._runtime.keepalive.discard(term._state)  # as if its renewals failed
+    waiting = asyncio.create_task(others.election("e").campaign())
+    await clock.async_tick(29.5)
+    assert not waiting.done()
+    assert not term.remaining()
+    await clock.async_tick(2)
+    assert (await waiting).token > term.token
+    with pytest.raises(dblock.LeaseLost):
+        await term.end()
+
+
+def test_frozen_leader_is_not_asked_to_end_and_finds_its_successor(
+    client: MemoryClient, other: MemoryClient, clock: Clock
+) -> None:
+    mine, theirs = client.election("e", ttl=30), other.election("e", priority=1)
+    with MemoryChaos(client.database) as chaos, pytest.raises(dblock.LeaseLost), mine.lead() as term:
+        chaos.freeze(term)
+        next_term = theirs.campaign(timeout=60)
+        assert next_term.token > term.token
+        assert mine.is_leader(), "it is frozen, and does not know"
+        assert term.ending_reason is None
+        chaos.thaw(term)
+        assert not mine.is_leader()
+    next_term.end()
