@@ -17,10 +17,13 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta, timezone
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dblock._core.options import Seconds, brief, check_seconds
 from dblock.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -251,6 +254,17 @@ class ClockEvent(threading.Event):
             raise waits_forever()
         self._clock.wait(self.is_set, math.inf if timeout is None else timeout)
         return self.is_set()
+
+
+async def wait_and_clear(clock: Clock, event: asyncio.Event, seconds: float) -> None:
+    """Return once the event is set or the clock has moved by so many seconds. Clear the event in either case."""
+    timer = clock.call_later(seconds, event.set) if seconds < math.inf else None
+    try:
+        await event.wait()
+    finally:
+        if timer is not None:
+            timer.cancel()
+    event.clear()
 
 
 def _forward(seconds: Seconds) -> float:

@@ -7,7 +7,9 @@ passing of time are replaced.
 | module | contents |
 |---|---|
 | database | the database in memory, and the wake-ups that it sends |
-| runtime | how flows are run, leases are kept alive and callbacks are called, on the test's clock |
+| runtime | how a client runs flows and keeps leases alive, on the test's clock |
+| waiters | waiters in the queues of the database |
+| callbacks | the callbacks of leases |
 | background | what a real client does in threads and tasks of its own |
 | client | MemoryClient and AsyncMemoryClient |
 | client_clock | the clock of one client, which stops while the client is frozen |

@@ -1,4 +1,4 @@
-"""The runtimes of the memory clients: how they run flows, keep leases alive and call back, on the test's clock.
+"""The runtimes of the memory clients: how they run flows and keep leases alive, on the test's clock.
 
 They stand in for `ThreadRuntime` and `TaskRuntime`. No thread is started, and nothing sleeps.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,20 +15,18 @@ from dblock._core.acquire import LockFlows
 from dblock._core.effects import Call, Flow, JoinQueue, Sleep, Wait, drive
 from dblock._core.keepalive_flow import WaitForWake, Warm
 from dblock._core.lease_state import LeaseState
-from dblock._core.waiters import HEARTBEAT_INTERVAL, LocalWaiter, LocalWaiters
-from dblock._runtime.callbacks import WatchedLease, guarded
+from dblock._core.waiters import LocalWaiter
 from dblock._runtime.keepalive import _KeepAliveBase
 from dblock._runtime.runtime import RuntimeBase, not_in_asyncio
 from dblock.errors import ClientClosed, DblockError
-from dblock.testing.clock import MOST_PARTS, Clock, ClockEvent, Timer, waits_forever
+from dblock.testing.clock import ClockEvent, Timer, wait_and_clear
 from dblock.testing.memory.background import Background
+from dblock.testing.memory.callbacks import ClockCallbacks, TaskCallbacks
 from dblock.testing.memory.client_clock import MemoryClientClock
 from dblock.testing.memory.database import MemoryDatabase, NotInMemory
+from dblock.testing.memory.waiters import ClockWaiter, MemoryListener, TaskWaiter
 
 T = TypeVar("T")
-
-LEAST_PAUSE = 1e-6
-"""Seconds to the next check of a lease at least, so that rounding cannot make the clock stand still."""
 
 
 class _KeepAlive(_KeepAliveBase):
@@ -92,181 +89,14 @@ class _KeepAlive(_KeepAliveBase):
             self._wake_at(max(effect.seconds, self._clock.least_pause))
 
 
-class _Listener:
-    """Stands in for the listener: the database wakes the waiters itself."""
-
-    started = True
-
-    def __init__(self, runtime: _MemoryRuntime, waiter: Callable[[_MemoryRuntime, str, str], LocalWaiter]) -> None:
-        self.waiters = LocalWaiters(runtime.flows, self._wake, runtime.flows.clock)
-        self.waiters.notifications_work = True
-        self._runtime = runtime
-        self._waiter = waiter
-        self._cleaning = False
-
-    def start(self) -> None:
-        """Do nothing: there is no connection to open."""
-
-    def join_queue(self, name: str, attempt: str) -> LocalWaiter:
-        """Register a waiter."""
-        waiter = self._waiter(self._runtime, name, attempt)
-        self.waiters.add(waiter)
-        return waiter
-
-    def _wake(self) -> None:
-        """Give up deferred attempts in a moment, and again each second while that fails."""
-        if not self._cleaning and self.waiters.cleanup_due_at() < math.inf:
-            self._cleaning = True
-            self._runtime.clock.call_later(HEARTBEAT_INTERVAL, self._clean)
-
-    def _clean(self) -> None:
-        self._cleaning = False
-        drive(self.waiters.run_cleanup(), self._runtime.database.call)
-        self._wake()
-
-
-class _Waiter(LocalWaiter):
-    """A waiter on the test's clock."""
-
-    def __init__(self, runtime: _MemoryRuntime, name: str, attempt: str) -> None:
-        super().__init__(runtime.listener.waiters, name, attempt)
-        self._database = runtime.database
-        self._woken = False
-        self._waits = 0
-
-    def ticket_redeemed(self) -> None:
-        self.has_ticket = self._woken = False
-
-    def wake(self) -> None:
-        self._woken = True
-
-    def _watch(self) -> None:
-        for name in (self.name, *self.others):
-            self._database.watch(name)
-
-    def wait(self, seconds: float) -> Any:
-        self._watch()
-        self._waits += 1
-        if self._waits > MOST_PARTS:
-            raise waits_forever()  # it holds other locks, and has looked for a deadlock each half second
-        self._database.clock.wait(lambda: self._woken, seconds)
-
-
-class _TaskWaiter(_Waiter):
-    """A waiter on the test's clock that blocks its task."""
-
-    def __init__(self, runtime: _MemoryRuntime, name: str, attempt: str) -> None:
-        super().__init__(runtime, name, attempt)
-        self._event = asyncio.Event()
-
-    def ticket_redeemed(self) -> None:
-        super().ticket_redeemed()
-        self._event.clear()
-
-    def wake(self) -> None:
-        super().wake()
-        self._event.set()
-
-    async def wait(self, seconds: float) -> None:
-        if not self._woken:
-            self._watch()
-            await wait_and_clear(self._database.clock, self._event, seconds)
-
-
-async def wait_and_clear(clock: Clock, event: asyncio.Event, seconds: float) -> None:
-    """Return once the event is set or the clock has moved by so many seconds. Clear the event in either case."""
-    timer = clock.call_later(seconds, event.set) if seconds < math.inf else None
-    try:
-        await event.wait()
-    finally:
-        if timer is not None:
-            timer.cancel()
-    event.clear()
-
-
-class _Callbacks:
-    """Checks leases by timers of the clock, and calls back in the thread that moves the clock."""
-
-    def __init__(self, clock: Clock, client_clock: MemoryClientClock) -> None:
-        self._clock = clock
-        self._client_clock = client_clock
-        self._watched: set[WatchedLease] = set()
-
-    def add(self, watched: WatchedLease) -> None:
-        """Check this lease from now on. Call it again when the lease gets another callback."""
-        if watched not in self._watched:
-            self._watched.add(watched)
-            watched.state.at_end(lambda: self._forget(watched))
-        self._check(watched)
-
-    def check_now(self) -> None:
-        """Check all leases at this moment of the clock."""
-        for watched in list(self._watched):
-            self._check(watched)
-
-    def _check(self, watched: WatchedLease) -> None:
-        self._cancel_timer(watched)
-        again = watched.check()
-        if again < math.inf:
-            pause = max(again, LEAST_PAUSE, self._client_clock.least_pause)
-            watched.timer = self._clock.call_later(pause, self._check, watched)
-
-    def _forget(self, watched: WatchedLease) -> None:
-        self._watched.discard(watched)
-        self._cancel_timer(watched)
-
-    @staticmethod
-    def _cancel_timer(watched: WatchedLease) -> None:
-        if watched.timer is not None:
-            watched.timer.cancel()
-
-    def call(self, callback: Callable[[Any], object], argument: object) -> None:
-        """Call back at this moment of the clock, after what is under way."""
-        self._clock.call_later(0.0, guarded, callback, argument)
-
-
-class _TaskCallbacks(_Callbacks):
-    """Calls back in the event loop. A coroutine runs as a task."""
-
-    def __init__(self, clock: Clock, client_clock: MemoryClientClock) -> None:
-        super().__init__(clock, client_clock)
-        self._tasks: set[asyncio.Future[Any]] = set()
-
-    def in_loop(self, call: Callable[[], object]) -> None:
-        """Call this in the event loop, in which everything happens here."""
-        call()
-
-    async def wait_and_clear(self, event: asyncio.Event, seconds: float) -> None:
-        """Return once the event is set or so many seconds have passed. Clear the event in either case."""
-        await wait_and_clear(self._clock, event, seconds)
-
-    def call(self, callback: Callable[[Any], object], argument: object) -> None:
-        self._clock.call_later(0.0, self._call, callback, argument)
-
-    def _call(self, callback: Callable[[Any], object], argument: object) -> None:
-        result = guarded(callback, argument)
-        if inspect.isawaitable(result):
-            task = asyncio.ensure_future(_awaited(result))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-
-async def _awaited(result: Any) -> None:
-    async def wait(_: object) -> None:
-        await result
-
-    found: Any = guarded(wait, None)
-    await found
-
-
 class _MemoryRuntime(RuntimeBase):
     """What both memory runtimes share."""
 
     schema = "dblock"
     polls = False
     keepalive: _KeepAlive
-    listener: _Listener
-    callbacks: _Callbacks
+    listener: MemoryListener
+    callbacks: ClockCallbacks
 
     def __init__(
         self,
@@ -281,7 +111,7 @@ class _MemoryRuntime(RuntimeBase):
         assert isinstance(client_clock, MemoryClientClock)
         self.client_clock = client_clock
         self.keepalive = _KeepAlive(database, client_clock, flows)
-        self.listener = _Listener(self, waiter)
+        self.listener = MemoryListener(self, waiter)
         self.new_event = lambda: ClockEvent(self.clock)
         self.background = Background(client_clock, self.perform)
         database.connect(flows.client, self.listener.waiters)
@@ -324,8 +154,8 @@ class MemoryRuntime(_MemoryRuntime):
     """Runs flows in the calling thread. A wait moves the clock."""
 
     def __init__(self, database: MemoryDatabase, flows: LockFlows) -> None:
-        super().__init__(database, flows, _Waiter)
-        self.callbacks = _Callbacks(self.clock, self.client_clock)
+        super().__init__(database, flows, ClockWaiter)
+        self.callbacks = ClockCallbacks(self.clock, self.client_clock)
 
     def run(self, flow: Flow[T]) -> T:
         """Perform a flow."""
@@ -373,8 +203,8 @@ class AsyncMemoryRuntime(_MemoryRuntime):
     _loop: asyncio.AbstractEventLoop | None = None
 
     def __init__(self, database: MemoryDatabase, flows: LockFlows) -> None:
-        super().__init__(database, flows, _TaskWaiter)
-        self.callbacks: _TaskCallbacks = _TaskCallbacks(self.clock, self.client_clock)
+        super().__init__(database, flows, TaskWaiter)
+        self.callbacks: TaskCallbacks = TaskCallbacks(self.clock, self.client_clock)
 
     async def run(self, flow: Flow[T]) -> T:
         """Perform a flow."""
