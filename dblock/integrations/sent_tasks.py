@@ -1,7 +1,7 @@
-"""Marks of tasks that are in a queue: what says that a message was sent and no worker has begun it.
+"""Marks of tasks that are in a queue. A mark says that a message was sent, and that no worker has begun its task.
 
 A mark is a grant of the lock `queued:` and the name of the task's lock, with the id of the task as its meta. The lease
-of a sender could not say it, because the sender ends and the message stays. So a mark has no presence, and no process
+of the sender cannot say that, because the sender ends and the message stays. So a mark has no presence, and no process
 renews it. These rules make up for that:
 
 - A mark is placed for a moment, and confirmed when the broker has the message. So a sender that fails or dies in
@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 SENDING = 10.0
 """Seconds after which a mark that was not confirmed expires."""
 
-_LOOK_AGAIN = 0.02
-_TRIES = 50
+_POLL_INTERVAL = 0.02
+"""Seconds between two questions to the database."""
+
+_CONFIRM_TRIES = 50
+"""How often to confirm a mark whose row another transaction has locked."""
 
 
 class Mark(NamedTuple):
@@ -57,11 +60,11 @@ class SentTasks:
     def confirm(self, mark: Mark, seconds: float) -> bool:
         """Keep the mark for this time, because the message is in the queue. Return False if the mark is gone."""
         missed = {0: "busy"}
-        for _ in range(_TRIES):
+        for _ in range(_CONFIRM_TRIES):
             missed = self._runtime.run(self._flows.renew([(*mark, min(seconds, TTL_MAX))])).missed
             if missed != {0: "busy"}:
                 break
-            time.sleep(_LOOK_AGAIN)
+            time.sleep(_POLL_INTERVAL)
         return not missed
 
     def remove(self, mark: Mark) -> bool:
@@ -74,7 +77,7 @@ class SentTasks:
         found = self._runtime.run(self._flows.holder(mark.name))
         return found is not None and found.token > mark.token
 
-    def queued(self, name: str) -> str | None:
+    def queued_task(self, name: str) -> str | None:
         """Return the task whose message with this lock is in the queue. Wait while a message is being sent."""
         give_up = time.monotonic() + 2 * SENDING
         while found := self._runtime.run(self._flows.holder(f"queued:{name}")):
@@ -82,25 +85,25 @@ class SentTasks:
                 return str(found.meta["task"])
             if time.monotonic() > give_up:
                 raise LockTimeout(f"queued:{name}", 2 * SENDING)
-            time.sleep(_LOOK_AGAIN)
+            time.sleep(_POLL_INTERVAL)
         return None
 
-    def running(self, name: str) -> str | None:
+    def running_task(self, name: str) -> str | None:
         """Return the task that runs under this lock, None if no task does or its worker has died."""
         while found := self._runtime.run(self._flows.holder(name)):
             if not isinstance(found.meta, dict) or "task" not in found.meta:
                 return None
             asked_at = time.monotonic()
             held_for = self._runtime.run(self._probe(name))
-            # The database names a shorter time if the worker's session has ended: what is left of its grace.
+            # If the worker's session has ended, the database replies with the rest of its grace, which is shorter.
             left = found.remaining - (time.monotonic() - asked_at)
             if held_for is not None and held_for > left - 0.05:
                 return str(found.meta["task"])
-            time.sleep(min(held_for or _LOOK_AGAIN, SENDING))
+            time.sleep(min(held_for or _POLL_INTERVAL, SENDING))
         return None
 
     def _probe(self, name: str) -> Flow[float | None]:
-        """Return for how long a holder has the lock, None if the lock was free. The question frees a dead holder's."""
+        """Return for how long a holder has the lock; None if it is free. The call frees the lock of a dead holder."""
         attempt = self._flows.new_name()
         args = (name, interval(1), self._flows.holder_name(), None, attempt, "f", None, "t", None)
         granted, token, _, remaining, *_ = yield Call(

@@ -11,6 +11,9 @@ pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
 
 FRAMEWORKS = {"fastapi": "starlette", "celery": "celery", "dramatiq": "dramatiq"}
 
+SHARED = ("task_locks", "interruption", "sent_tasks")
+"""Modules for several frameworks, which import none of them."""
+
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
@@ -22,7 +25,7 @@ def test_missing_framework_is_named_with_its_extra(module: str) -> None:
     assert f"pip install 'dblock[{module}]'" in done.stderr
 
 
-@pytest.mark.parametrize("module", [*FRAMEWORKS, "sqlalchemy", "apscheduler", "task_locks", "interruption"])
+@pytest.mark.parametrize("module", [*FRAMEWORKS, "sqlalchemy", "apscheduler", *SHARED])
 def test_integration_imports_no_framework_but_its_own(module: str) -> None:
     names = [*FRAMEWORKS.values(), "fastapi", "django", "apscheduler"]
     # What a framework imports itself does not count: Celery looks for Django.
