@@ -18,7 +18,7 @@ class Background:
         self._perform = perform
 
     def __call__(self, flow: Flow[None]) -> None:
-        """Run a flow until it sleeps, and go on when the clock gets to the end of its sleep."""
+        """Run a flow until it sleeps, and continue it when the clock reaches the end of the sleep."""
         later = self._client_clock.clock.call_later
         if self._client_clock.least_pause:
             later(self._client_clock.least_pause, self, flow)  # a frozen client runs nothing

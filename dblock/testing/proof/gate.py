@@ -135,7 +135,7 @@ class Gate:
         return server
 
     def admit(self, text: str | None, own: bool) -> None:
-        """Wait until a request may go on. `text` is its statement, None if it has none."""
+        """Wait until a request may pass. `text` is its statement, None if it has none."""
         with self.changed:
             number = None
             if text is not None and not own:

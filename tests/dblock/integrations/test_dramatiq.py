@@ -73,7 +73,7 @@ def test_busy_message_is_skipped(broker: StubBroker, locks: Locks) -> None:
     assert ran == ["refreshed"]
 
 
-def test_busy_message_that_waits_or_raises(broker: StubBroker, locks: Locks) -> None:
+def test_busy_message_waits_or_raises(broker: StubBroker, locks: Locks) -> None:
     tokens: list[int] = []
 
     @dramatiq.actor(broker=broker, lock="job", lock_on_busy="wait", lock_timeout=30)

@@ -31,7 +31,7 @@ def test_other_order_is_refused_with_holder_token_and_line(holder: dblock.Client
         assert found[2].endswith("test_assertions.py")
 
 
-def test_order_of_no_grants_says_so(holder: dblock.Client) -> None:
+def test_order_without_any_grant_is_refused(holder: dblock.Client) -> None:
     assert_order([])
     with pytest.raises(AssertionError, match="None was granted"):
         assert_order(["a"])

@@ -98,7 +98,7 @@ def test_client_that_is_open_is_noted_and_closed(watch: Watch, dsn: str) -> None
     unused.close()
 
 
-def test_observers_of_the_user_are_told_too(dsn: str) -> None:
+def test_observers_of_the_user_are_called_too(dsn: str) -> None:
     class Own(Observer):
         def __init__(self) -> None:
             self.seen: list[Any] = []

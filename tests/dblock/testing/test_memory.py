@@ -179,7 +179,7 @@ def test_schedule_runs_the_slots_that_are_due(client: MemoryClient, other: Memor
     assert ran == ["one", "other"]
 
 
-def test_thread_is_not_started_and_real_time_does_not_pass(client: MemoryClient, clock: Clock) -> None:
+def test_memory_client_starts_no_thread_and_takes_no_real_time(client: MemoryClient, clock: Clock) -> None:
     threads, began = threading.active_count(), time.monotonic()
     lease = client.lock("a", ttl=30).acquire()
     lease.on_lost(lambda error: None)

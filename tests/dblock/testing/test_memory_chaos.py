@@ -39,7 +39,7 @@ def test_frozen_holder_does_not_know_that_its_lock_was_stolen(client: MemoryClie
         lease.raise_if_lost()
 
 
-def test_thawed_holder_goes_on_if_it_still_holds_the_lock(client: MemoryClient, chaos: MemoryChaos) -> None:
+def test_thawed_holder_continues_if_it_still_holds_the_lock(client: MemoryClient, chaos: MemoryChaos) -> None:
     lease = client.lock("a", ttl=30).acquire()
     chaos.freeze(lease)
     client.clock.tick(20)

@@ -61,7 +61,7 @@ OF_POSTGRES = {
     "test_party_arrives_again_after_a_crash_of_the_database": "ends connections",
     "test_child_of_a_fork_does_not_share": "the child has a database of its own",
 }
-"""Tests that mean a part of Postgres or of its connections, and why."""
+"""Tests that cannot run on memory, and why."""
 
 
 @pytest.fixture
@@ -94,8 +94,8 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryClient]:
         yield client
 
 
-HERE = {"clients", "client", "owner", "caplog", "monkeypatch"}
-"""The fixtures that there are on memory."""
+MEMORY_FIXTURES = {"clients", "client", "owner", "caplog", "monkeypatch"}
+"""The fixtures that exist on memory."""
 
 
 def needs(test: Any) -> set[str]:
@@ -125,11 +125,15 @@ def of_module(module: ModuleType) -> Iterator[tuple[str, Any]]:
         if (
             name.startswith("test_")
             and name not in OF_POSTGRES
-            and needs(test) <= HERE
+            and needs(test) <= MEMORY_FIXTURES
             and not needs_a_server(test)
             and needs(test) & {"clients", "client"}
         ):
             yield name, test
+
+
+def test_every_test_that_is_left_out_exists() -> None:
+    assert {name for name in OF_POSTGRES if not any(hasattr(module, name) for module in MODULES)} == set()
 
 
 for _module in MODULES:
