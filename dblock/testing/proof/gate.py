@@ -15,7 +15,8 @@ import struct
 import tempfile
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
 
 from psycopg import conninfo
 
@@ -34,6 +35,18 @@ NAMES_ITSELF = "SET application_name TO 'dblock'"
 """What a client of dblock sends first over a connection of an engine."""
 
 
+DROPPED = (
+    "application_name",
+    "fallback_application_name",
+    "hostaddr",
+    "sslmode",
+    "sslnegotiation",
+    "gssencmode",
+    "channel_binding",
+)
+"""The parameters of a DSN that do not lead through the gate: its socket knows no encryption."""
+
+
 class Statement(NamedTuple):
     """A statement that the holder has sent."""
 
@@ -44,20 +57,19 @@ class Statement(NamedTuple):
 class Gate:
     """Stands between a holder and the server of a DSN. The holder connects to `dsn`."""
 
-    def __init__(self, dsn: str, where: Callable[[], Location | None]) -> None:
-        """Listen. `where` returns the line that the holder has reached."""
+    def __init__(self, dsn: str, server: tuple[str, int], where: Callable[[], Location | None]) -> None:
+        """Listen. `server` is the host and port to which the DSN leads. `where` returns the line of the holder."""
         parameters = conninfo.conninfo_to_dict(dsn)
-        self._host = str(parameters.get("hostaddr") or parameters.get("host") or "/var/run/postgresql").split(",")[0]
-        self._port = int(str(parameters.get("port") or 5432).split(",")[0])
+        self._host, self._port = server
         self._where = where
         self._folder = tempfile.mkdtemp(prefix="dblock-gate-")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(f"{self._folder}/.s.PGSQL.{self._port}")
         self._listener.listen(64)
-        for dropped in ("application_name", "fallback_application_name", "hostaddr"):
+        for dropped in DROPPED:
             parameters.pop(dropped, None)
-        parameters |= {"host": self._folder, "port": self._port, "sslmode": "disable", "gssencmode": "disable"}
-        self.dsn = conninfo.make_conninfo("", **parameters)
+        parameters |= {"host": self._folder, "port": self._port}
+        self.dsn = _url(dsn, parameters) if "://" in dsn else conninfo.make_conninfo("", **parameters)
         self.statements: list[Statement] = []
         """The statements that have reached the gate, in their order."""
         self._stop_at: int | None = None
@@ -228,6 +240,14 @@ class _Link:
                 raise EOFError
             data += more
         return data
+
+
+def _url(dsn: str, parameters: dict[str, Any]) -> str:
+    """Return a URL, for drivers that know no other DSN."""
+    given = {name: str(value) for name, value in parameters.items() if value is not None}
+    user, password, name = (quote(given.pop(one, ""), safe="") for one in ("user", "password", "dbname"))
+    login = f"{user}:{password}" if password else user
+    return f"{dsn.split('://')[0]}://{login}{'@' if login else ''}/{name}?{urlencode(given, quote_via=quote)}"
 
 
 def _close(opened: socket.socket) -> None:

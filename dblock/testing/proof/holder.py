@@ -72,10 +72,14 @@ class Holder:
         """Whether the function has not returned."""
         return self._thread is not None and self._thread.is_alive()
 
+    def is_this_thread(self) -> bool:
+        """Whether the calling thread is the one that runs the function."""
+        return threading.current_thread() is self._thread
+
     def join(self, seconds: float) -> bool:
         """Wait for the function to return; False if it does not."""
-        assert self._thread is not None
-        self._thread.join(seconds)
+        if self._thread is not None:
+            self._thread.join(seconds)
         return not self.running
 
     def where(self) -> Location | None:

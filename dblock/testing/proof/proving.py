@@ -18,7 +18,7 @@ at the statement that it has reached, and the second one runs after that.
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,14 +28,15 @@ import psycopg
 from dblock._core.options import brief, quoted
 from dblock._core.schema_version import DEFAULT_SCHEMA, check_name
 from dblock.errors import DblockError, InvalidArgument
-from dblock.testing.client_clock import ClientClock
-from dblock.testing.leaks import Watch, watching
-from dblock.testing.proof.gate import Gate, Statement
-from dblock.testing.proof.holder import GIVEN, Holder
-from dblock.testing.proof.report import Report, Unsafe
-from dblock.testing.proof.tables import Rows, Tables, difference, values
+from dblock.testing.leaks import watching
+from dblock.testing.proof.gate import Statement
+from dblock.testing.proof.holder import GIVEN
+from dblock.testing.proof.report import Report, Unsafe, shortened
+from dblock.testing.proof.run import SAME_VALUES, BothHolders, Run
+from dblock.testing.proof.tables import Tables, difference
 
-POLL = 0.005
+NAME_OF_SESSIONS = "PGAPPNAME"
+"""Sessions of dblock are known by their name, unless this variable gives them another one."""
 
 BLOCKED_BY = """
 SELECT EXISTS (
@@ -78,126 +79,29 @@ def prove_fenced(
         raise InvalidArgument(f"prove_fenced takes a DSN as text, such as that of dblock_dsn; got {brief(dsn)}.")
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SET TimeZone TO 'UTC'")
-        proof = _Proof(function, dsn, schema, lock, reset, patience, Tables(connection, tables, ignore), connection)
+        proof = Proof(function, dsn, schema, lock, reset, patience, Tables(connection, tables, ignore), connection)
         try:
-            return proof.report()
+            with _without(NAME_OF_SESSIONS):
+                return proof.report()
         finally:
-            proof.put_back()
-            proof.tables.drop_copies()
+            try:
+                proof.put_back()
+            finally:
+                proof.tables.drop_copies()
 
 
-class _Run:
-    """One run: the first holder behind its gate, and the second one."""
-
-    def __init__(self, proof: _Proof, watch: Watch) -> None:
-        self._proof = proof
-        self._watch = watch
-        self._first = Holder(proof.function, proof.schema, proof.lock)
-        self._second = Holder(proof.function, proof.schema, proof.lock)
-        self.gate = Gate(proof.dsn, self._first.where)
-        self._since = proof.tables.now()
-        self.foreign_tokens = proof.live_tokens()
-        """The tokens of locks that this run did not acquire."""
-        self._first_clients: list[Any] = []
-        self._grants_of_both = 0
-        self.error: BaseException | None = None
-        """The error that the second holder has raised."""
-
-    def start(self, freeze_at: int | None = None) -> bool:
-        """Run the first holder up to a statement, or to its end; return whether it is frozen there."""
-        if freeze_at is not None:
-            self.gate.freeze_at(freeze_at)
-        self._first.start(self.gate.dsn)
-        until = time.monotonic() + self._proof.patience
-        while self._first.running and not self.gate.frozen:
-            self._check(until, "The function did not return, nor send its next statement")
-            time.sleep(POLL)
-        self._first_clients = [client for client, _ in self._watch.clients]
-        if self.gate.frozen:
-            for its_clock in self._clocks():
-                its_clock.stop()
-            for client in self._first_clients:
-                _withhold_news(client)
-        return self.gate.frozen
-
-    def _clocks(self) -> list[ClientClock]:
-        clocks = [client._runtime.flows.clock for client in self._first_clients]
-        return [one for one in clocks if isinstance(one, ClientClock)]
-
-    def _pass_ttl(self) -> None:
-        """Let every check of the first holder find its lease lost, as after a pause that was longer than its ttl."""
-        for its_clock in self._clocks():
-            its_clock.resume_past_ttl()
-
-    def end_first(self) -> None:
-        """Let the first holder run to its end, with its lease lost."""
-        self._pass_ttl()
-        self.gate.resume()
-        self._join(self._first, "The function did not return after it was resumed")
-
-    def kill_first(self) -> None:
-        """Let the first holder die where it is."""
-        self._pass_ttl()
-        self.gate.cut()
-        self._join(self._first, "The function did not return after its connections were cut")
-        until = time.monotonic() + self._proof.patience
-        while self._proof.sessions(self.gate.backends()):
-            self._check(until, "The sessions of the function did not end")
-            time.sleep(POLL)
-
-    def run_second(self) -> int:
-        """Run the second holder to its end; return the number of the statement before which the first one is held."""
-        self._proof.expire_except(self.foreign_tokens)
-        self._second.start(self._proof.dsn)
-        until = time.monotonic() + self._proof.patience
-        stepped = False
-        while self._second.running:
-            self._check(until, "The second holder did not return. Does the function wait for a lock that stays held?")
-            if self.gate.frozen and self._proof.is_blocked(self.gate.backends()):
-                if not stepped:
-                    self._pass_ttl()
-                    stepped = True
-                reached = len(self.gate.statements)
-                self.gate.step()
-                # Wait for its next statement, or its end. Then check again whether the second holder can continue.
-                while len(self.gate.statements) == reached and self._first.running and self._second.running:
-                    self._check(until, "The function did not return, nor send its next statement")
-                    time.sleep(POLL)
-            time.sleep(POLL)
-        self.error = self._second.error
-        self._grants_of_both = len(self._watch.grants)
-        return self.gate.reached
-
-    def first_error(self) -> BaseException | None:
-        """Return the error that the first holder has raised, None if it has returned."""
-        return self._first.error
-
-    def regained(self) -> bool:
-        """Return whether the first holder was granted a lock after the second one had returned."""
-        return len(self._watch.grants) > self._grants_of_both
-
-    def values(self, rows: Rows) -> dict[str, list[str]]:
-        """Return the rows without what differs from run to run."""
-        tokens = [hold.token for hold, _ in self._watch.grants if hold.token is not None]
-        return values(rows, tokens, self._since)
-
-    def _join(self, holder: Holder, message: str) -> None:
-        if not holder.join(self._proof.patience):
-            raise DblockError(f"{message} within {self._proof.patience:g} s.")
-
-    def _check(self, until: float, message: str) -> None:
-        if time.monotonic() > until:
-            raise DblockError(f"{message} within {self._proof.patience:g} s.")
+@contextmanager
+def _without(variable: str) -> Iterator[None]:
+    """Remove a variable from the environment during the block."""
+    was = os.environ.pop(variable, None)
+    try:
+        yield
+    finally:
+        if was is not None:
+            os.environ[variable] = was
 
 
-def _withhold_news(client: Any) -> None:
-    """Let the tasks of a client receive no news of a loss: no event, and no cancellation of a body."""
-    callbacks: Any = getattr(client._runtime, "callbacks", None)
-    if hasattr(callbacks, "in_loop"):
-        callbacks.in_loop = lambda function: None
-
-
-class _Proof:
+class Proof:
     """The proof of one function."""
 
     def __init__(
@@ -213,6 +117,8 @@ class _Proof:
     ) -> None:
         self.function, self.dsn, self.schema, self.lock = function, dsn, schema, lock
         self.patience = patience
+        # Known to the connection alone: the DSN may name several, or leave that to the environment.
+        self.server = (connection.info.hostaddr or connection.info.host, connection.info.port)
         self.tables = tables
         self._reset = reset
         self._connection = connection
@@ -243,6 +149,7 @@ class _Proof:
                     "The function sent no statement over what its parameters gave it, so there is nothing to prove. "
                     f"Does it use a connection of its own? Let it reach the database by one of {', '.join(GIVEN)}."
                 )
+            self.tables.check()
             if self.tables.read() == before:
                 raise DblockError(
                     "The function changed no row of the tables that are compared, so there is nothing to prove. Give "
@@ -254,7 +161,12 @@ class _Proof:
         """Freeze the function at a statement. Return the harm that it did, or an empty text."""
         with self._run() as run:
             if not run.start(number):
-                return ""  # the function took another path, and never sent this statement
+                text = shortened(self._recorded[number].text)
+                raise DblockError(
+                    f"The function sent statement {number + 1}, {text!r}, in its first run, and not when it ran again. "
+                    "It keeps something from run to run, such as a cache. Let `reset` put that back too, or call the "
+                    "function once before the proof."
+                ) from run.first_error()
             reached = run.run_second()
             if run.error is not None:
                 return f"the second holder failed: {type(run.error).__name__}: {run.error}"
@@ -263,11 +175,14 @@ class _Proof:
             after = self.tables.read()
             regained = run.regained()
             was, ends = run.values(between), run.values(after)
+            early = run.harm_before_regained(between)
             sent = run.gate.statements[:reached]
+        if early:
+            return early
         if after != between and not regained:
             changed = difference(was, ends, ("the second holder left", "then the first one left"))
             lost = difference(self._serial_rows(None), ends, ("two serial runs leave", "these two left"))
-            return changed or lost or "the first holder wrote the same values again, after the second one"
+            return changed or lost or SAME_VALUES
         if regained or reached > number:
             expected = self._serial_rows(None if regained else self._same_as_recorded(sent))
             return difference(expected, ends, ("a serial run leaves", "these two left"))
@@ -294,14 +209,15 @@ class _Proof:
         return self._serial[dies_at]
 
     @contextmanager
-    def _run(self) -> Iterator[_Run]:
+    def _run(self) -> Iterator[Run]:
         self.put_back()
-        with watching(Watch()) as watch:
-            run = _Run(self, watch)
+        watch = BothHolders()
+        with watching(watch):
+            run = Run(self, watch)
             try:
                 yield run
             finally:
-                run.gate.close()
+                run.close()
                 watch.close_clients()
                 self.expire_except(run.foreign_tokens)
 
@@ -321,14 +237,33 @@ class _Proof:
         """Let every lease expire, except those with these tokens."""
         statement = (
             f"UPDATE {quoted(self.schema).replace('%', '%%')}.distributed_locks SET expires_at = clock_timestamp()"
-            " WHERE expires_at > clock_timestamp() AND NOT token = ANY(%s)"
+            " WHERE expires_at > clock_timestamp() AND NOT token = ANY(%s) RETURNING name"
         )
-        self._connection.execute(statement.encode(), [tokens])
+        for name in self._connection.execute(statement.encode(), [tokens]).fetchall():
+            wake = f"SELECT {quoted(self.schema).replace('%', '%%')}.wake_queue(%s)"
+            self._connection.execute(wake.encode(), name)
 
     def is_blocked(self, backends: list[int]) -> bool:
         """Return whether the second holder waits for one of these sessions."""
         statement = BLOCKED_BY.format(schema=quoted(self.schema).replace("%", "%%"))
         row = self._connection.execute(statement.encode(), {"first": backends}).fetchone()
+        return bool(row and row[0])
+
+    def open_transactions(self, backends: list[int]) -> list[str]:
+        """Return the numbers of the transactions in which these sessions have written so far."""
+        found = self._connection.execute(
+            "SELECT (pg_snapshot_xmax(pg_current_snapshot())::text::bigint >> 32 << 32) + backend_xid::text::bigint"
+            " FROM pg_stat_activity WHERE pid = ANY(%s) AND backend_xid IS NOT NULL",
+            [backends],
+        ).fetchall()
+        return [str(number) for (number,) in found]
+
+    def are_committed(self, transactions: list[str]) -> bool:
+        """Return whether one of these transactions was committed."""
+        row = self._connection.execute(
+            "SELECT EXISTS (SELECT FROM unnest(%s::text[]) AS n WHERE pg_xact_status(n::xid8) = 'committed')",
+            [transactions],
+        ).fetchone()
         return bool(row and row[0])
 
     def sessions(self, backends: list[int]) -> int:

@@ -10,22 +10,25 @@ from typing import Any
 import psycopg
 
 from dblock._core.options import quoted
-from dblock.errors import InvalidArgument
+from dblock.errors import DblockError, InvalidArgument
 
 FIND = """
 SELECT n.nspname, c.relname, {of_fences}
 FROM pg_class AS c
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE c.relkind = 'r' AND c.relpersistence <> 't' AND n.nspname <> 'information_schema'
+WHERE c.relkind = '{{kind}}' AND c.relpersistence <> 't' AND n.nspname <> 'information_schema'
   AND n.nspname !~ '^(pg_|dblock_proof_)'
   AND NOT EXISTS (SELECT FROM pg_class AS o WHERE o.relnamespace = n.oid AND o.relname = 'distributed_locks')
   AND NOT (c.relname IN ('rejections', 'protections', 'installed_revision') AND {of_fences})
 ORDER BY 1, 2
 """.format(of_fences="EXISTS (SELECT FROM pg_class AS o WHERE o.relnamespace = n.oid AND o.relname = 'fences')")
-"""All tables, without those of dblock, and without those in which fenced_store records its rejections and settings."""
+"""All tables, without those of dblock, and without those in which fenced_store records its rejections and settings.
+
+The kind is `r` for tables that hold rows, `p` for those that have partitions, and `S` for sequences.
+"""
 
 COLUMNS = """
-SELECT attname, attidentity <> '', pg_get_serial_sequence(%s, attname)
+SELECT attname
 FROM pg_attribute
 WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
 ORDER BY attnum
@@ -49,8 +52,10 @@ class Tables:
                 raise InvalidArgument(f"{option} is a list of names, such as {option}=[{names!r}]; got {names!r}.")
         self._connection = connection
         self._schema = f"dblock_proof_{uuid.uuid4().hex[:12]}"
-        found: list[tuple[str, str, bool]] = connection.execute(FIND.encode()).fetchall()
-        self._tables = [f"{quoted(schema)}.{quoted(name)}" for schema, name, _ in found]
+        found = self._find("r")
+        self._tables = [_name(one) for one in found]
+        # One that has partitions holds no rows, but may be one that another table refers to.
+        self._truncated = self._tables + [_name(one) for one in self._find("p")]
         # The number of a fenced write is random.
         self._ignored = {
             table: [*ignore, "write_number"] if of_fences else list(ignore)
@@ -60,16 +65,22 @@ class Tables:
             self._compared = self._tables
         else:
             self._compared = [self._known(name, found) for name in compared]
-        self._columns = {table: connection.execute(COLUMNS, [table, table]).fetchall() for table in self._tables}
+        self._all_compared = compared is None
+        self._columns = {
+            table: [quoted(name) for (name,) in connection.execute(COLUMNS, [table])] for table in self._tables
+        }
         self._check_columns(ignore)
         self._sequences: dict[str, tuple[int, bool]] = {}
         self._bypass = self._may_bypass()
         self._save()
 
+    def _find(self, kind: str) -> list[tuple[str, str, bool]]:
+        return self._connection.execute(FIND.format(kind=kind).encode()).fetchall()
+
     def _known(self, name: str, found: list[tuple[str, str, bool]]) -> str:
         for schema, table, _ in found:
             if name in (table, f"{schema}.{table}"):
-                return f"{quoted(schema)}.{quoted(table)}"
+                return _name((schema, table))
         raise InvalidArgument(
             f"There is no table {name!r} in this database. It has: "
             f"{', '.join(f'{schema}.{table}' for schema, table, _ in found) or 'none'}."
@@ -94,23 +105,26 @@ class Tables:
         with self._connection.transaction():
             self._run(f"CREATE SCHEMA {quoted(self._schema)}")
             for number, table in enumerate(self._tables):
-                self._run(f"CREATE TABLE {quoted(self._schema)}.t{number} AS TABLE {table}")
-                for _, _, sequence in self._columns[table]:
-                    if sequence:
-                        row = self._connection.execute(
-                            f"SELECT last_value, is_called FROM {sequence}".encode()
-                        ).fetchone()
-                        assert row is not None
-                        self._sequences[sequence] = row
+                self._run(f"CREATE TABLE {quoted(self._schema)}.t{number} AS SELECT * FROM ONLY {table}")
+            for sequence in map(_name, self._find("S")):
+                row = self._connection.execute(f"SELECT last_value, is_called FROM {sequence}".encode()).fetchone()
+                assert row is not None
+                self._sequences[sequence] = row
+
+    def check(self) -> None:
+        """Raise DblockError if there is a table now that there was not at first, because it cannot be compared."""
+        new = [name for name in map(_name, self._find("r")) if name not in self._tables]
+        if new and self._all_compared:
+            raise DblockError(f"The function creates the table {new[0]}. To compare it, create it before the proof.")
 
     def put_back(self) -> None:
         """Give every table the rows that it had at first."""
         if not self._tables:
             return
         with self._connection.transaction():
-            self._run(f"TRUNCATE {', '.join(self._tables)}")
+            self._run(f"TRUNCATE {', '.join(self._truncated)}")
             for number, table in enumerate(self._tables):
-                names = ", ".join(quoted(name) for name, _, _ in self._columns[table])
+                names = ", ".join(self._columns[table])
                 self._run(
                     f"INSERT INTO {table} ({names}) OVERRIDING SYSTEM VALUE"
                     f" SELECT {names} FROM {quoted(self._schema)}.t{number}"
@@ -128,7 +142,7 @@ class Tables:
         """Return the rows of the tables that are compared."""
         return {
             table: self._connection.execute(
-                f"SELECT t.xmin::text, (to_jsonb(t) - %s::text[])::text FROM {table} AS t ORDER BY 2, 1".encode(),
+                f"SELECT t.xmin::text, (to_jsonb(t) - %s::text[])::text FROM ONLY {table} AS t ORDER BY 2, 1".encode(),
                 [self._ignored[table]],
             ).fetchall()
             for table in self._compared
@@ -142,6 +156,10 @@ class Tables:
 
     def _run(self, statement: str) -> None:
         self._connection.execute(statement.encode())
+
+
+def _name(found: Sequence[Any]) -> str:
+    return f"{quoted(found[0])}.{quoted(found[1])}"
 
 
 def values(rows: Rows, tokens: Sequence[int], since: str) -> dict[str, list[str]]:
