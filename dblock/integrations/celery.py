@@ -29,12 +29,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dblock.errors import ConfigurationError
+from dblock.errors import ConfigurationError, InvalidArgument
 from dblock.integrations.task_locks import TaskLocks
 
 try:
-    from celery import current_task
+    from celery import Task, current_task
     from celery.exceptions import Retry
+    from celery.local import Proxy
 except ImportError as error:
     raise ConfigurationError("dblock.integrations.celery needs Celery: pip install 'dblock[celery]'.") from error
 
@@ -70,8 +71,12 @@ class Locked(TaskLocks):
         ("until_start"), or is in the queue or runs ("until_end"). If that message is lost, the task can be sent again
         after `queued_for` seconds, from a minute to a day.
         """
+        if callable(name):
+            raise InvalidArgument('The decorator needs the name of a lock. Write @locked("report:{customer}").')
 
         def decorate(function: Function) -> Function:
+            if issubclass(type(function), (Task, Proxy)):
+                raise InvalidArgument("This is a task already. Put @locked below @app.task, and not above it.")
             given: dict[str, Any] = {"on_busy": on_busy, "retry_in": retry_in, "timeout": timeout, "options": options}
             made: Any
             if unique is None:

@@ -155,3 +155,15 @@ def test_task_with_a_wrong_placeholder_fails_at_import(dsn: str) -> None:
 def test_task_with_wrong_options_fails_at_import(dsn: str, wrong: dict[str, Any]) -> None:
     with pytest.raises(dblock.InvalidArgument):
         Locked(dsn)("report", **wrong)(lambda: None)
+
+
+def test_decorator_without_a_name_or_above_the_task_fails_at_import(dsn: str) -> None:
+    def build(customer: str) -> None: ...
+
+    locked, app = Locked(dsn), Celery("reports", broker="memory://")
+    with pytest.raises(dblock.InvalidArgument, match="needs the name of a lock"):
+        locked(build)  # type: ignore[arg-type]
+    with pytest.raises(dblock.InvalidArgument, match="Put @locked below @app.task"):
+        locked("report:{customer}")(app.task(build))
+    with pytest.raises(dblock.InvalidArgument, match="Put @locked below @app.task"):
+        locked("report:{customer}")(app.task(build, lazy=False))
