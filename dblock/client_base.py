@@ -105,7 +105,7 @@ def check_holder(holder: str | None) -> str | Callable[[], str]:
 
 
 def observe(flows: LockFlows, observers: Sequence[Observer]) -> None:
-    """Tell the observers of every wait, hold and renewal of a client."""
+    """Report every wait, hold and renewal of a client to these observers."""
     if observers:
         with importing:
             from dblock._core.observation import Observation

@@ -58,9 +58,9 @@ class RuntimeBase:
     new_event: Callable[[], threading.Event] = threading.Event
     """Makes an event that a caller can wait for."""
     background: Callable[[Flow[None]], object] | None = None
-    """Runs a flow of calls and sleeps beside the caller. None: a thread or a task of its own does."""
+    """Runs a flow of calls and sleeps beside the caller. If it is None, the flow gets its own thread or task."""
     polls = True
-    """Whether a wait looks again from time to time, because a suspended machine counts no time while it waits."""
+    """Whether a wait polls from time to time, because the clock of a wait stops while the machine is suspended."""
 
     def __init__(self, flows: LockFlows, grace: float | None) -> None:
         self.flows = flows
