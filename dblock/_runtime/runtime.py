@@ -90,11 +90,15 @@ class RuntimeBase:
     def track(self, state: LeaseState) -> None:
         """Hand a lease to the keep-alive, which renews and releases it, and record which thread or task holds it."""
         try:
-            with state.presence.lock if state.presence else contextlib.nullcontext():
+            presence = state.presence
+            if presence is None:
                 self.keepalive.add(state)
-                if state.presence is not None and (state.presence.ended or state.in_doubt):
-                    # The presence was lost before the grant's reply came. Whether the lock was taken is not known.
-                    state.lose(Reason.UNREACHABLE)
+            else:
+                with presence.lock:
+                    self.keepalive.add(state)
+                    if presence.ended or state.in_doubt:
+                        # The presence was lost before the grant's reply came. Whether the lock was taken is not known.
+                        state.lose(Reason.UNREACHABLE)
             if self._grace is not None:
                 self.listener.start()
         except BaseException as error:

@@ -82,6 +82,7 @@ class Clock:
         self._now = 0.0
         self._timers: list[Timer] = []
         self._soon: deque[Callable[[], object]] = deque()
+        self._before_next: list[Callable[[], object]] = []
         self._order = 0
 
     def __call__(self) -> float:
@@ -168,6 +169,16 @@ class Clock:
         """Whether a function is due at this moment."""
         return bool(self._soon or (self._timers and self._timers[0].at <= self._now))
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is due at this moment, or threads wait for the end of a call."""
+        timers = self._timers
+        return bool(self._soon or not self.auto or (timers and timers[0].at <= self._now))
+
+    def call_before_next(self, function: Callable[[], object]) -> None:
+        """Call a function before the next event is looked for. It may add an event."""
+        self._before_next.append(function)
+
     def run_due(self) -> None:
         """Call the functions that are due at this moment."""
         while self._next() <= self._now:
@@ -203,6 +214,8 @@ class Clock:
     def _next(self) -> float:
         """Return the moment of the next event."""
         timers = self._timers
+        while self._before_next:
+            self._before_next.pop()()
         while self._soon:
             self._soon.popleft()()
         while timers and timers[0].function is None:

@@ -64,7 +64,7 @@ class Store(Queues):
             if row is not None and row.expires_at <= now and not (row.waiting and in_line) and row.kind is None:
                 if ticket is not None and not self.redeem(row, attempt, ticket):
                     return Tried(False, None, None, 0.0, True)
-                self.grant(row, ttl, attempt, durable, presence, fair, ticket)
+                self.grant(row, ttl, attempt, durable, presence, fair, ticket, now)
                 return Tried(True, row.token, row.expires_at, ttl, False)
             if row is None:
                 self.tables.rows[name] = Row(name)
@@ -124,6 +124,7 @@ class Store(Queues):
         presence: str | None,
         fair: bool,
         ticket: int | None,
+        now: float,
     ) -> None:
         """Grant a free lock. Only this function mints tokens."""
         if row.expires_at > float("-inf"):
@@ -132,8 +133,7 @@ class Store(Queues):
         row.attempt, row.presence, row.holder = attempt, presence, None
         row.last_served_ticket = row.last_served_ticket if ticket is None else ticket
         row.released_at, row.forced_at = float("-inf"), None
-        row.ttl, row.granted_at = ttl, self.now()
-        row.expires_at = self.now() + ttl
+        row.ttl, row.granted_at, row.expires_at = ttl, now, now + ttl
         self.durable = self.durable or durable
         self.observer.granted(row, ticket, fair)
 

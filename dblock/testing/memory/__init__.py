@@ -12,6 +12,7 @@ passing of time are replaced.
 | callbacks | the callbacks of leases |
 | background | what a real client does in threads and tasks of its own |
 | client | MemoryClient and AsyncMemoryClient |
+| at_once | a short way to acquire and release a free lock |
 | client_clock | the clock of one client, which stops while the client is frozen |
 | chaos | the chaos verbs |
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from dblock.client import Client
 from dblock.client_base import check_holder, observe
 from dblock.errors import InvalidArgument
 from dblock.testing.clock import Clock
+from dblock.testing.memory import at_once
 from dblock.testing.memory.client_clock import MemoryClientClock
 from dblock.testing.memory.database import MemoryDatabase
 from dblock.testing.memory.runtime import AsyncMemoryRuntime, MemoryRuntime
@@ -51,7 +53,13 @@ class _MemoryClient:
             )
         elif clock is not None and clock is not database.clock:
             raise InvalidArgument("The database has a clock already. Pass the database or the clock.")
-        flows = SharedFlows("dblock", check_holder(holder), MemoryClientClock(database.clock), fences=DEFAULT_FENCES)
+        name = check_holder(holder)
+        flows = SharedFlows(
+            "dblock",
+            name if isinstance(name, str) else name(),  # the child of a fork has a database of its own
+            MemoryClientClock(database.clock),
+            fences=DEFAULT_FENCES,
+        )
         observe(flows, observers)
         self._runtime = self._make(database, flows)
 
@@ -83,6 +91,15 @@ class MemoryClient(_MemoryClient, Client):
     def _make(self, database: MemoryDatabase, flows: LockFlows) -> MemoryRuntime:
         return MemoryRuntime(database, flows)
 
+    if not TYPE_CHECKING:
+
+        @functools.wraps(Client.lock)
+        def lock(self, *args: Any, **options: Any) -> Any:
+            lock = super().lock(*args, **options)
+            if not at_once.can_be_used(lock._flows, lock._options):
+                return lock
+            return at_once.Lock(self._runtime, lock._options, at_once.Lease)
+
     def __enter__(self) -> MemoryClient:
         return self
 
@@ -92,6 +109,15 @@ class AsyncMemoryClient(_MemoryClient, AsyncClient):
 
     def _make(self, database: MemoryDatabase, flows: LockFlows) -> AsyncMemoryRuntime:
         return AsyncMemoryRuntime(database, flows)
+
+    if not TYPE_CHECKING:
+
+        @functools.wraps(AsyncClient.lock)
+        def lock(self, *args: Any, **options: Any) -> Any:
+            lock = super().lock(*args, **options)
+            if not at_once.can_be_used(lock._flows, lock._options):
+                return lock
+            return at_once.AsyncLock(self._runtime, lock._options, at_once.AsyncLease)
 
     async def __aenter__(self) -> AsyncMemoryClient:
         return self

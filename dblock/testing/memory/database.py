@@ -14,16 +14,17 @@ import random
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from dblock._core.effects import Call, Row
-from dblock._core.options import brief
+from dblock._core import effects
+from dblock._core.effects import Call
+from dblock._core.options import LockOptions, brief
 from dblock.errors import DblockError, InvalidArgument
 from dblock.testing.clock import Clock
-from dblock.testing.database.columns import UnknownStatement
+from dblock.testing.database.columns import UnknownStatement, seconds
 from dblock.testing.database.fence import Fence
 from dblock.testing.database.null_observer import NullObserver
 from dblock.testing.database.recipes import RecipeStore
 from dblock.testing.database.statements import performer
-from dblock.testing.database.tables import HEADS
+from dblock.testing.database.tables import HEADS, Row
 
 if TYPE_CHECKING:
     from dblock._core.waiters import LocalWaiters
@@ -57,12 +58,15 @@ class MemoryDatabase:
         """The fences that grants with `claims` have raised."""
         self.intercept: Callable[[Call], None] | None = None
         """Called before each call; what it raises is raised to the caller. For tests that make calls fail."""
+        self.attempts = 0
+        """How many requests were numbered."""
         self._waiters: dict[str, LocalWaiters] = {}
         self._watched: set[str] = set()
 
     def now(self) -> float:
         """Return the time of the database, in seconds since 1970."""
-        return self.clock.epoch() + self.step
+        clock = self.clock
+        return clock._start + clock._now + self.step
 
     def connect(self, client: str, waiters: LocalWaiters) -> None:
         """Send the notifications of a client to its waiters."""
@@ -72,7 +76,7 @@ class MemoryDatabase:
         """Forget a client that was closed."""
         self._waiters.pop(client, None)
 
-    def call(self, call: Call) -> Row | None:
+    def call(self, call: Call) -> effects.Row | None:
         """Execute a call."""
         self.clock.activity += 1
         if self.intercept is not None:
@@ -82,6 +86,32 @@ class MemoryDatabase:
             return performer(call.sql)(self.store, self.fence, call.args)
         except UnknownStatement as unknown:
             raise NotInMemory(str(unknown)) from None
+
+    # What a client does at once, without a call.
+
+    def acquire_free(self, options: LockOptions, attempt: str, holder: str) -> Row | None:
+        """Grant a plain lock that was released and has no waiters, and return its row. Return None for any other."""
+        clock, store = self.clock, self.store
+        row = store.tables.rows.get(options.name)
+        if row is None or row.expires_at > -math.inf or row.waiting or row.kind is not None:
+            return None
+        if self.intercept is not None or clock.is_busy:
+            return None
+        clock.activity += 1
+        store.durable = False
+        store.grant(row, seconds(options.interval), attempt, options.durable, None, options.fair, None, self.now())
+        row.holder, row.meta = holder, options.meta
+        return row
+
+    def release_unwanted(self, name: str, token: int) -> bool:
+        """Release a lock that has no waiters. Return False if it has waiters or is not held under this token."""
+        clock, store = self.clock, self.store
+        row = store.tables.rows.get(name)
+        if row is None or row.waiting or self.intercept is not None or clock.is_busy:
+            return False
+        clock.activity += 1
+        store.durable = False
+        return store.release(name, token)
 
     def watch(self, name: str) -> None:
         """Wake a waiter of this lock at the moment at which a lease of it expires."""
