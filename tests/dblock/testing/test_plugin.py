@@ -197,8 +197,8 @@ def test_chaos_reaches_the_client(chaos, dblock_client):
     with dblock_client.lock("a"):
         pass
     assert chaos.kill_backend() >= 1
-    # Not used as a lease, because the lease is lost if its presence ends before the reply comes.
-    dblock_client.lock("a", timeout=10).acquire().release()
+    with dblock_client.lock("a", timeout=10):
+        pass
 
 
 def test_client_that_the_test_closes(dblock_client):
