@@ -128,7 +128,7 @@ class LeaseState:
         self._unreachable = False
         self._presence = grant.presence
         self._last_held = clock.wall(now, grant.sent_at)
-        self.now: Final = now  # the clock on which the trust window is counted
+        self.now = now  # the clock on which the trust window is counted
         self._process = os.getpid()
         # Reentrant, because a finalizer may run in the middle of any transition and start another one.
         self._lock = threading.RLock()
@@ -285,8 +285,7 @@ class LeaseState:
                 self._trusted_until, self._expires_at = trusted_until, expires_at
             if sent_at > self.sent_at:
                 self.sent_at, self._last_held = sent_at, clock.wall(self.now, sent_at)
-            self._unreachable = False
-            self.retry_at = 0.0
+            self._unreachable, self.retry_at = False, 0.0
             if self._left_at is not None and sent_at > self._left_at:
                 # The database could renew it, so the transaction that released it was rolled back.
                 self._leave(None)
@@ -300,14 +299,17 @@ class LeaseState:
             self.release_confirmed()
             return
         if why != "forced":
-            # A holder that was asked to release keeps the lock until its deadline. In every other case the lock may
-            # already be granted to another holder.
+            # A holder that was asked to release has the lock until its deadline. Else another holder may have it now.
             self._trusted_until = min(self._trusted_until, self.now())
         self.lose(Reason.FORCED if why == "released" else Reason(why))
 
     def change_ttl(self, ttl: float, keep_alive: bool | None = None) -> None:
         """Renew the lease for this many seconds from now on; `keep_alive` says whether in the background."""
         self._ttl, self.keep_alive = ttl, self.keep_alive if keep_alive is None else keep_alive
+
+    def use_clock(self, now: clock.Clock) -> None:
+        """Count the trust window on another clock from now on. The test kit pauses a holder in this way."""
+        self.now = now
 
     def tie(self, presence: Presence) -> None:
         """Tie the lease to a presence, for good. Called before the database can learn of it."""

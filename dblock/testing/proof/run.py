@@ -98,7 +98,7 @@ class Run:
         for client in self._first_clients:
             for state, hold in list(client._runtime.flows.observation._holds.items()):
                 if hold in stale:
-                    state.now = past_ttl
+                    state.use_clock(past_ttl)
         for its_clock in self._clocks():
             its_clock.resume()
 

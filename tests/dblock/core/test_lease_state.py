@@ -96,6 +96,7 @@ TRANSITIONS: dict[str, tuple[Callable[[LeaseState, Clock], object], list[Status]
     "a renewal is refused: released": (lambda state, now: state.renewal_refused("released"), [LO, RD, RG, RD, LO]),
     "a renewal is refused: superseded": (lambda state, now: state.renewal_refused("superseded"), [LO, RD, RG, RD, LO]),
     "the ttl changes": (lambda state, now: state.change_ttl(5), [H, LV, RG, RD, LO]),
+    "the clock is replaced": (lambda state, now: state.use_clock(lambda: now.now), [H, LV, RG, RD, LO]),
     "the lease is tied": (
         lambda state, now: state.tie(Presence("there", 1, lambda: SocketState.OPEN, now.now)),
         [H, LV, RG, RD, LO],
