@@ -132,6 +132,12 @@ class _MemoryRuntime(RuntimeBase):
         """Raise NotInMemory: only a proof in the user's transaction needs to know the installation."""
         raise NotInMemory("transactions, which assert_held, bind, release_in and fence need")
 
+    def _perform_even_if_closed(self, effect: Any) -> Any:
+        try:
+            return self.perform(effect)
+        except ClientClosed:
+            return self.database.call(effect)
+
     def perform(self, effect: Any) -> Any:
         """Perform one effect of a lock's flow that does not wait."""
         if effect.__class__ is Call:
@@ -174,7 +180,7 @@ class MemoryRuntime(_MemoryRuntime):
 
     def run_even_if_closed(self, flow: Flow[T]) -> T:
         """Perform a flow even if the client has been closed."""
-        return self._run(flow, self.database.call if self.closed else self.perform)
+        return self._run(flow, self._perform_even_if_closed)
 
     def perform(self, effect: Any) -> Any:
         if effect.__class__ is Call and not self.closed:
@@ -235,7 +241,7 @@ class AsyncMemoryRuntime(_MemoryRuntime):
 
     async def run_even_if_closed(self, flow: Flow[T]) -> T:
         """Perform a flow even if the client has been closed."""
-        return await self._run(flow, self.database.call if self.closed else self.perform)
+        return await self._run(flow, self._perform_even_if_closed)
 
     async def _run(self, flow: Flow[T], perform: Callable[[Any], Any]) -> T:
         self.clock.run_due()
