@@ -121,7 +121,11 @@ class Uniqueness:
         except BaseException:
             self._give_up(mark)
             raise
-        self._sent.confirm(mark, self._seconds + delay)
+        try:
+            self._sent.confirm(mark, self._seconds + delay)
+        except DatabaseError as error:
+            # The message is in the queue. If its mark expires, a newer message takes its place.
+            logger.warning("The mark %r of a task that was sent expires soon: %s", mark.name, error)
         return result
 
     def wrap(self, **given: Any) -> Callable[..., Any]:
