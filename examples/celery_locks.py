@@ -22,7 +22,7 @@ from celery import Celery
 import dblock
 from dblock import embedded
 from dblock.admin import schema
-from dblock.integrations.celery import Locked
+from dblock.integrations.celery import Locked, UniqueTask
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(os.environ.setdefault("CELERY_FOLDER", tempfile.mkdtemp(prefix="celery-")))
@@ -55,8 +55,15 @@ def refresh_cache() -> str:
     return "refreshed"
 
 
+@app.task(name="reports.refresh_totals", base=UniqueTask)
+@locked("totals:{customer}", unique="until_start")
+def refresh_totals(customer: str) -> str:
+    return f"totals of {customer}"
+
+
 def main() -> None:
     schema.install(os.environ.get("DBLOCK_DSN") or embedded.start().url)
+    sent = [refresh_totals.delay("ada") for _ in range(5)]
     command = [sys.executable, "-m", "celery", "--quiet", "-A", "examples.celery_locks", "worker", "--concurrency", "2"]
     command += ["--loglevel", "error", "--without-mingle"]
     worker = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -67,6 +74,7 @@ def main() -> None:
         print("three reports of one customer ran one after the other:", apart)
         print("each under a higher token:", [run[2] for run in runs] == sorted({run[2] for run in runs}))
         refreshed = [refresh_cache.delay() for _ in range(2)]
+        print("five sends of a unique task:", len({one.id for one in sent}), "message,", sent[4].get(timeout=60))
         print("two refreshes at once:", sorted(str(one.get(timeout=60)) for one in refreshed))
     finally:
         worker.terminate()

@@ -33,6 +33,7 @@ PROGRAMS = {
     "celery_locks": [
         "three reports of one customer ran one after the other: True",
         "each under a higher token: True",
+        "five sends of a unique task: 1 message, totals of ada",
         "two refreshes at once: ['None', 'refreshed']",
     ],
     "claim_resources": [
