@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import psycopg
 import pytest
+from apscheduler.events import EVENT_JOB_EXECUTED
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.schedulers.background import BackgroundScheduler
 
@@ -17,6 +21,21 @@ from dblock.integrations.apscheduler import add_once_job
 from tests.dblock.integrations.conftest import eventually
 
 pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+
+HOST = """
+import sys, time
+import dblock
+from apscheduler.schedulers.blocking import BlockingScheduler
+from dblock.integrations.apscheduler import add_once_job
+
+def report():
+    print(dblock.current_run().slot.isoformat(), flush=True)
+    time.sleep(60)
+
+scheduler = BlockingScheduler(timezone="UTC")
+add_once_job(scheduler, dblock.Client(sys.argv[1]), report, "report", every=1, poll=0.2, delivery="at-least-once")
+scheduler.start()
+"""
 
 
 @pytest.fixture
@@ -46,6 +65,37 @@ def test_each_slot_runs_on_one_of_three_hosts(hosts: list[Any], owner: psycopg.C
     assert len(set(ran)) == len(ran), "a slot ran twice"
     outcomes = owner.execute("SELECT outcome FROM unnest(%s::timestamptz[]) s, slot_outcome('report', s)", [ran[:-1]])
     assert {*outcomes} == {("succeeded",)}
+
+
+def test_job_returns_none_on_hosts_that_do_not_run_the_slot(hosts: list[Any]) -> None:
+    returned: list[Any] = []
+    for scheduler, client in hosts:
+        scheduler.add_listener(lambda event: returned.append(event.retval), EVENT_JOB_EXECUTED)
+        add_once_job(scheduler, client, lambda: "sent", "report", every=1, poll=0.2)
+    eventually(lambda: {*returned} >= {"sent", None})
+    assert {*returned} == {"sent", None}
+
+
+def test_slot_of_a_killed_host_runs_again_on_another(hosts: list[Any], dsn: str) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", HOST, dsn], stdout=subprocess.PIPE, text=True)
+    assert killed.stdout is not None
+    slot = datetime.fromisoformat(killed.stdout.readline().strip())
+    ran: list[datetime] = []
+    scheduler, client = hosts[0]
+    add_once_job(
+        scheduler,
+        client,
+        lambda: ran.append(dblock.current_run().slot),
+        "report",
+        every=1,
+        poll=0.2,
+        delivery="at-least-once",
+    )
+    time.sleep(0.5)
+    assert slot not in ran, "its host is alive"
+    killed.kill()
+    killed.communicate()
+    eventually(lambda: slot in ran)
 
 
 async def test_coroutine_job_runs_in_an_asyncio_scheduler(dsn: str) -> None:

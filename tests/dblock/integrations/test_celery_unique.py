@@ -112,15 +112,20 @@ def test_queued_task_is_not_sent_again_by_senders_at_the_same_time(make: Callabl
     assert case.ran.count(results[0].id) == 1
 
 
-def test_mark_of_a_message_outlives_its_sender(make: Callable[..., Case]) -> None:
+def test_mark_of_a_message_outlives_its_sender(make: Callable[..., Case], owner: psycopg.Connection) -> None:
     sender, other = make(), make()
-    first = sender.report.delay()
+    with sender.locks.client.lock("another lock"):  # from here on, leases of this client end with its process
+        eventually(lambda: owner.execute("SELECT FROM list_presence()").fetchall() != [])
+        first = sender.report.delay()
     sender.locks.client.close()
-    time.sleep(0.5)  # longer than the grace of a process that has ended
-    assert other.report.delay().id == first.id
+    for _ in range(4):
+        assert other.report.delay().id == first.id
+        time.sleep(0.2)  # longer than the grace of a process that has ended
 
 
-def test_task_until_its_start_is_sent_once_more_while_it_runs(make: Callable[..., Case]) -> None:
+def test_task_until_its_start_is_sent_once_more_while_it_runs(
+    make: Callable[..., Case], owner: psycopg.Connection
+) -> None:
     case = make()
     case.body = case.hold
     with case.worker():
@@ -134,6 +139,7 @@ def test_task_until_its_start_is_sent_once_more_while_it_runs(make: Callable[...
         case.may_end.set()
         case.app.AsyncResult(again.pop()).get(timeout=30)
     assert len(case.ran) == 2
+    assert marks(owner) == []
 
 
 def test_task_until_its_end_is_not_sent_while_it_runs(make: Callable[..., Case]) -> None:
@@ -199,7 +205,20 @@ def test_sender_that_fails_leaves_no_mark_and_another_does_not_rely_on_it(
         fails.set()
         with pytest.raises(OperationalError):
             first.result(30)
-        assert second.result(30)
+        assert second.result(5)  # before the mark of the first one expires
+    assert case.messages() == 1
+
+
+def test_sender_that_cannot_confirm_its_mark_has_sent_the_message(
+    make: Callable[..., Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make()
+
+    def fail(*_: Any) -> bool:
+        raise dblock.Unavailable("the database is away")
+
+    monkeypatch.setattr(sent_tasks.SentTasks, "confirm", fail)
+    assert case.report.delay()
     assert case.messages() == 1
 
 

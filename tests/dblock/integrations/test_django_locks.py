@@ -32,6 +32,7 @@ class Command(LockedCommand, BaseCommand):
         parser.add_argument("--tenant", default="a")
         parser.add_argument("--busy", default="raise")
         parser.add_argument("--seconds", type=float, default=0)
+        parser.add_argument("--fail", action="store_true")
 
     def execute(self, *args, **options):
         self.on_busy = options["busy"]
@@ -40,9 +41,44 @@ class Command(LockedCommand, BaseCommand):
     def handle(self, *args, **options):
         self.stdout.write(f"runs under token {self.lease.token}")
         self.stdout.flush()
+        if options["fail"]:
+            raise ZeroDivisionError
         ends = time.monotonic() + options["seconds"]
         while time.monotonic() < ends:
             time.sleep(0.01)
+"""
+TWICE = """
+from django.core.management import call_command
+from django.core.management.base import BaseCommand
+
+class Command(BaseCommand):
+    def handle(self, *args, **options):
+        call_command("nightly")
+        try:
+            call_command("nightly", fail=True)
+        except ZeroDivisionError:
+            self.stdout.write("failed")
+        call_command("nightly")
+"""
+ALIASES = """
+from django.core.management.base import BaseCommand
+from django.db import connections
+from django.http import HttpResponse
+from django.test import RequestFactory, override_settings
+from dblock.integrations.django.locks import client, locked
+
+def here(request):
+    return HttpResponse("here")
+
+class Command(BaseCommand):
+    def handle(self, *args, **options):
+        connections.databases["other"] = {**connections.databases["default"], "NAME": "postgres"}
+        there = locked("a", using="other")(here)
+        self.stdout.write(str(there(RequestFactory().post("/")).status_code))  # no schema is installed there
+        with override_settings(DBLOCK_LOCKS={"using": "other"}):
+            self.stdout.write(str(client() is client("other")))
+        with override_settings(DBLOCK_LOCKS={"holder": "me"}), client().lock("a"):
+            self.stdout.write(client().lock("a").holder().holder)
 """
 VIEWS = """
 import dblock
@@ -99,6 +135,7 @@ from django.views import View
 from dblock.integrations.django.locks import client, locked
 
 began = None
+cancelled = []
 
 def prove(lease):
     with transaction.atomic():
@@ -117,7 +154,10 @@ async def work(request, item):
         await sync_to_async(lose)(lease)
     if item != "7":
         began.set()
-        await asyncio.sleep(60)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.append(item)
     return HttpResponse(lease.name)
 
 @locked("item:{item}", timeout=20)
@@ -161,7 +201,8 @@ class Command(BaseCommand):
         with client().lock("item:7"):
             self.show(await post("/hold/7"))
         self.show(await post("/hold/7"))
-        self.show(await post("/hold/lost"))
+        self.show(await asyncio.wait_for(post("/hold/lost"), 30))
+        self.stdout.write(str(cancelled))
         self.show(await post("/unnoticed/1"))
         self.stdout.write(f"{(await post('/fail/2')).status_code} {is_free('item:2')}")
         waited = await asyncio.gather(*(post("/wait/3") for _ in range(40)))
@@ -207,6 +248,8 @@ def project(tmp_path: Path, dsn: str) -> Project:
     for folder in (commands.parent, commands):
         (folder / "__init__.py").touch()
     (commands / "nightly.py").write_text(NIGHTLY)
+    (commands / "nightly_twice.py").write_text(TWICE)
+    (commands / "lock_in_aliases.py").write_text(ALIASES)
     (commands / "call_views.py").write_text(VIEWS)
     (commands / "call_async_views.py").write_text(ASYNC_VIEWS)
     return made
@@ -253,6 +296,15 @@ def test_lock_of_a_killed_command_does_not_stick(project: Project, client: dbloc
         client.lock("nightly:a").acquire(timeout=30).release()
 
 
+def test_command_frees_its_lock_when_it_has_ended_or_failed(project: Project) -> None:
+    said = project.run("nightly_twice").splitlines()
+    assert [line.split()[0] for line in said] == ["runs", "runs", "failed", "runs"]
+
+
+def test_locks_are_in_the_database_of_the_alias(project: Project) -> None:
+    assert project.run("lock_in_aliases").splitlines() == ["503", "True", "me"]
+
+
 def test_command_with_a_wrong_placeholder_does_not_run(project: Project) -> None:
     path = project.folder / "shop/management/commands/nightly.py"
     path.write_text(NIGHTLY.replace("{tenant}", "{tennant}"))
@@ -275,9 +327,9 @@ def test_asynchronous_views_run_under_their_locks_and_are_cancelled_by_a_loss(pr
     assert lines[:2] == ["200 None item:7", "200 None method item:7"]
     assert lines[2].startswith("423 1 ")
     assert lines[3] == "200 None item:7"
-    assert [line[:6] for line in lines[4:6]] == ["503 1 ", "503 1 "]
-    assert lines[6:10] == ["500 True", "{200}", "cancelled True", "cancelled while it waited True"]
-    assert lines[10:] == ["200 None item:7", "200 None item:7", "refused", "refused"]
+    assert [line[:6] for line in lines[4:7]] == ["503 1 ", "['lost", "503 1 "]
+    assert lines[7:11] == ["500 True", "{200}", "cancelled True", "cancelled while it waited True"]
+    assert lines[11:] == ["200 None item:7", "200 None item:7", "refused", "refused"]
 
 
 def test_dblock_commands_install_the_schema_and_list_locks(tmp_path: Path, bare_dsn: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
@@ -18,8 +19,25 @@ from starlette.routing import Route
 
 import dblock
 from dblock.integrations.fastapi import locked, open_client, request_lock, run_at_start_up
+from tests.support.machine import before_long
 
 Lease = dblock.AsyncLease
+
+STARTS = """
+import asyncio, sys
+import dblock
+from dblock.integrations.fastapi import run_at_start_up
+
+async def prepare():
+    print("begun", flush=True)
+    await asyncio.sleep(60)
+
+async def main():
+    async with dblock.AsyncClient(sys.argv[1]) as client:
+        await run_at_start_up(client, "prepare", "v1", prepare)
+
+asyncio.run(main())
+"""
 
 
 @asynccontextmanager
@@ -204,3 +222,25 @@ async def test_start_up_that_fails_is_run_by_the_next_worker(workers: list[dbloc
         await run_at_start_up(workers[0], "prepare", "v1", prepare)
     assert await run_at_start_up(workers[1], "prepare", "v1", prepare)
     assert len(tries) == 2
+
+
+async def test_start_up_that_is_done_waits_for_no_other_release(workers: list[dblock.AsyncClient]) -> None:
+    assert await run_at_start_up(workers[0], "prepare", "v1", lambda: None)
+    async with workers[1].lock("start-up:prepare"):
+        assert not await run_at_start_up(workers[0], "prepare", "v1", lambda: None, timeout=0)
+
+
+@pytest.mark.second_stage
+@pytest.mark.beside_others
+async def test_start_up_of_a_killed_worker_is_run_by_another(workers: list[dblock.AsyncClient], dsn: str) -> None:
+    command = [sys.executable, "-c", STARTS, dsn]
+    killed = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert killed.stdout is not None
+    assert await asyncio.wait_for(killed.stdout.readline(), 60) == b"begun\n"
+    other = asyncio.create_task(run_at_start_up(workers[0], "prepare", "v1", lambda: None))
+    while not await workers[1].lock("start-up:prepare").queue():
+        await asyncio.sleep(0.01)
+    killed.kill()
+    with before_long(5):  # the lease would last for 30 s
+        assert await asyncio.wait_for(other, 60)
+    await killed.wait()
