@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable
+from typing import Any
 
 import psycopg
 import pytest
@@ -40,23 +42,29 @@ def test_expired_lease_is_lost_at_once_and_the_lock_is_free(
     lease = holder.lock("a").acquire()
     lease.on_lost(lambda error: lost.set())
     chaos.expire(lease)
-    assert lost.wait(20)
     with pytest.raises(dblock.LeaseLost, match="expired"):
         lease.raise_if_lost()
+    assert lost.wait(20)
     with other.lock("a", timeout=0) as taken:
         assert taken.token > lease.token
 
 
-def test_expiry_wakes_the_first_waiter(chaos: PostgresChaos, holder: dblock.Client, other: dblock.Client) -> None:
+def join_queue(owner: psycopg.Connection) -> None:
+    """Take a ticket for the lock 'a', without a client that would check the lock by itself."""
+    client = uuid.uuid4()
+    owner.execute(f'LISTEN "dblock_{client.hex}"'.encode())
+    owner.execute("SELECT ticket FROM acquire('a', attempt => gen_random_uuid(), client => %s)", [client])
+
+
+def is_woken(owner: psycopg.Connection) -> bool:
+    return bool(list(owner.notifies(timeout=10, stop_after=1)))
+
+
+def test_expiry_wakes_the_first_waiter(chaos: PostgresChaos, holder: dblock.Client, owner: psycopg.Connection) -> None:
     lease = holder.lock("a", ttl=300).acquire()
-    got: list[dblock.Lease] = []
-    thread = threading.Thread(target=lambda: got.append(other.lock("a").acquire(timeout=30)))
-    thread.start()
-    eventually(other.lock("a").queue)
+    join_queue(owner)
     chaos.expire(lease)
-    thread.join(20)
-    assert got[0].token > lease.token
-    got[0].release()
+    assert is_woken(owner)
 
 
 def test_frozen_holder_believes_in_a_lease_that_others_have_taken(
@@ -95,7 +103,31 @@ def test_lease_that_is_thawed_in_time_is_still_held(chaos: PostgresChaos, holder
         assert lease.remaining() == left
         chaos.thaw(lease)
         assert 0 < lease.remaining() < left
+        assert lease._state.keep_alive
         lease.renew()
+
+
+def test_frozen_lease_is_thawed_at_the_end_of_the_test(chaos: PostgresChaos, holder: dblock.Client) -> None:
+    with holder.lock("a", ttl=60) as lease:
+        chaos.freeze(lease)
+        left = lease.remaining()
+        chaos.undo()
+        assert lease.remaining() < left
+        assert lease._state.keep_alive
+
+
+def test_lease_stays_frozen_while_another_lease_of_its_client_is_thawed(
+    chaos: PostgresChaos, holder: dblock.Client
+) -> None:
+    with holder.lock("a") as first, holder.lock("b") as second:
+        chaos.freeze(first)
+        chaos.freeze(second)
+        left = second.remaining()
+        chaos.thaw(first)
+        time.sleep(0.002)
+        assert second.remaining() == left
+        chaos.thaw(second)
+        assert second.remaining() < left
 
 
 def test_thief_has_the_lock_and_its_holder_finds_out(chaos: PostgresChaos, holder: dblock.Client) -> None:
@@ -109,37 +141,75 @@ def test_thief_has_the_lock_and_its_holder_finds_out(chaos: PostgresChaos, holde
         pass
 
 
+def test_thief_passes_all_waiters(chaos: PostgresChaos, holder: dblock.Client, owner: psycopg.Connection) -> None:
+    lease = holder.lock("a").acquire()
+    join_queue(owner)
+    assert chaos.steal("a").token > lease.token
+    assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (1,)
+
+
 def test_lock_that_is_free_can_be_stolen_too(chaos: PostgresChaos, holder: dblock.Client) -> None:
     assert chaos.steal("free").token
     assert holder.lock("free").try_acquire() is None
 
 
-def test_client_survives_a_cut_of_its_listener(chaos: PostgresChaos, holder: dblock.Client) -> None:
+def sessions(database: PrivateDatabase) -> set[int]:
+    """Return the sessions of all clients."""
+    rows = database.connection.execute(
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dblock%'"
+    )
+    return {pid for (pid,) in rows}
+
+
+def test_client_survives_a_cut_of_its_listener(
+    chaos: PostgresChaos, holder: dblock.Client, database: PrivateDatabase
+) -> None:
     with holder.lock("a"):
         eventually(chaos._listeners)
+    (listener,) = chaos._listeners()
+    others = sessions(database) - {listener}
+    assert others
     assert chaos.cut_listener() == 1
+    eventually(lambda: listener not in sessions(database))
+    assert others <= sessions(database)
     # Not used as a lease, because a slow machine may not restore its presence in time.
     assert holder.lock("a", timeout=10).acquire().token
 
 
-def test_client_survives_the_end_of_all_its_sessions(chaos: PostgresChaos, watch: Watch, dsn: str) -> None:
+def test_client_survives_the_end_of_all_its_sessions(
+    chaos: PostgresChaos, watch: Watch, dsn: str, database: PrivateDatabase
+) -> None:
     with dblock.Client(dsn, presence=None) as client:
         lease = client.lock("a").acquire()
+        runner: Any = client._runtime.runner
+        in_use = runner._pool.take()
+        before = sessions(database)
+        assert in_use.connection.info.backend_pid in before
         assert chaos.kill_backend() >= 1
+        eventually(lambda: not before & sessions(database))
+        runner._pool.give(in_use)
         lease.renew()
         assert lease.release()
+
+
+def idle_sessions(client: dblock.Client) -> set[int]:
+    runner: Any = client._runtime.runner
+    return {raw.connection.info.backend_pid for raw in runner._pool._idle}
 
 
 def test_end_of_sessions_spares_those_of_clients_that_are_not_watched(
     client: dblock.Client, chaos: PostgresChaos, holder: dblock.Client, database: PrivateDatabase
 ) -> None:
-    for one in (holder, client):
-        with one.lock("a"):
-            pass
-    database.exclusive = False
+    with holder.lock("a"):
+        eventually(chaos._listeners)
     with client.lock("b", ttl=60) as lease:
-        assert chaos.kill_backend() >= 1
-        lease.raise_if_lost()
+        theirs, ours = idle_sessions(client), {*idle_sessions(holder), *chaos._listeners()}
+        assert len(ours) == 2
+        database.exclusive = False
+        assert chaos.kill_backend() >= 2
+        eventually(lambda: not ours & sessions(database))
+        assert theirs
+        assert theirs <= sessions(database)
         lease.renew()
 
 
@@ -159,8 +229,20 @@ def test_denied_call_raises_the_error_of_its_sqlstate(
     assert isinstance(cause, psycopg.Error)
     assert cause.sqlstate == sqlstate
     chaos.allow()
+    chaos.slow(1)  # does not bring the refusal back
     with holder.lock("a"):
         pass
+
+
+def test_denied_call_can_be_slow_too(chaos: PostgresChaos, holder: dblock.Client) -> None:
+    with holder.lock("before"):
+        pass
+    chaos.slow(60)
+    chaos.deny("42501")
+    began = time.monotonic()
+    with pytest.raises(dblock.AccessDenied):
+        holder.lock("a").try_acquire()
+    assert time.monotonic() - began >= 0.06
 
 
 async def test_denied_call_of_an_async_client_raises_too(chaos: PostgresChaos, dsn: str) -> None:
@@ -201,6 +283,17 @@ def test_clock_that_is_stepped_lets_leases_expire(
     chaos.step_clock(31)
     with other.lock("a", timeout=0) as taken:
         assert taken.token > lease.token
+
+
+def test_clock_that_is_stepped_wakes_the_waiters_of_leases_that_expire(
+    chaos: PostgresChaos, holder: dblock.Client, owner: psycopg.Connection
+) -> None:
+    lease = holder.lock("a", ttl=60, keep_alive=False).acquire()
+    join_queue(owner)
+    owner.execute("UPDATE lock_clients SET seen_until = seen_until + interval '1 hour'")  # still alive after the step
+    chaos.step_clock(61)
+    assert is_woken(owner)
+    assert lease.token
 
 
 @pytest.mark.parametrize(
