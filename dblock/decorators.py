@@ -3,7 +3,8 @@
 Guarantee: the function runs only while its caller holds the lock whose name the arguments of the call give. A
 placeholder that no parameter fills is refused where the decorator is applied, not at the first call.
 
-Generators are refused: their body runs after the call has returned, when the lock is free again.
+The body of a generator runs after the call has returned. So a generator holds its lock from its first step to its end,
+also between two steps, while its caller runs.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ import inspect
 import re
 import string
 import types
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from dblock._core.options import Claimer, LockOptions, Seconds, brief, check_claims, check_name, is_text, lock_options
 from dblock._core.slots import SKIPPED, Skipped
 from dblock._runtime.runtime import TaskRuntime, ThreadRuntime
 from dblock.errors import DblockError, InvalidArgument
-from dblock.lease import AsyncLease, Lease
+from dblock.lease import AsyncLease, Lease, _cancelling
 from dblock.lock import AsyncLock, Lock
 
 P = ParamSpec("P")
@@ -47,9 +48,13 @@ class RunsOrSkips(Protocol):
 
 
 class AsyncRunsLocked(Protocol):
-    """Decorates a coroutine function that runs under a lock."""
+    """Decorates a coroutine function, or an asynchronous generator, that runs under a lock."""
 
+    @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Callable[P, Coroutine[Any, Any, R]]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, AsyncIterator[R]], /) -> Callable[P, AsyncGenerator[R, Any]]: ...
 
 
 class AsyncRunsOrSkips(Protocol):
@@ -82,6 +87,43 @@ def _running_under(lease: Lease | AsyncLease) -> Iterator[None]:
         yield
     finally:
         _current.reset(before)
+
+
+@contextmanager
+def _step_under(lease: AsyncLease) -> Iterator[None]:
+    """Let a loss of the lease cancel this task, until the step of a generator has ended well.
+
+    Between two steps the task runs the generator's caller, which a loss must not cancel.
+    """
+    import asyncio
+
+    body = asyncio.current_task()
+    lease._body, lease._cancelling = body, _cancelling(body)
+    with _running_under(lease):
+        yield
+    if not lease._cancelled_body:
+        lease._body = None
+
+
+def _steps(body: Generator[Any, Any, Any], lease: Lease) -> Generator[Any, Any, Any]:
+    """Run each step of a generator under its lease. If the lease was lost between two steps, raise that in the body."""
+    step: Callable[[], Any] = functools.partial(next, body)
+    while True:
+        try:
+            with _running_under(lease):
+                result = step()
+        except StopIteration as done:
+            return done.value
+        try:
+            sent = yield result
+            lease.raise_if_lost()
+            step = functools.partial(body.send, sent)
+        except GeneratorExit:
+            with _running_under(lease):
+                body.close()
+            raise
+        except BaseException as error:
+            step = functools.partial(body.throw, error)
 
 
 class DecoratorSettings:
@@ -138,11 +180,21 @@ class ThreadDecorator:
     def __call__(self, function: Any, /) -> Any:
         if isinstance(function, (classmethod, staticmethod)):
             return type(function)(self(function.__func__))
-        _refuse_generators(function)
-        if inspect.iscoroutinefunction(function):
-            raise InvalidArgument(f"{_shown(function)} is a coroutine function. Use AsyncClient.locked for it.")
+        _check_function(function)
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            kind = "an asynchronous generator" if inspect.isasyncgenfunction(function) else "a coroutine function"
+            raise InvalidArgument(f"{_shown(function)} is {kind}. Use AsyncClient.locked for it.")
         options_for = self._settings.names_for(function)
         skips = self._settings.on_busy == "skip"
+        if inspect.isgeneratorfunction(function):
+            _refuse_to_skip(function, skips)
+
+            @functools.wraps(function)
+            def locked_steps(*args: Any, **options: Any) -> Generator[Any, Any, Any]:
+                with Lock(self._runtime, options_for(*args, **options), Lease).acquire() as lease:
+                    return (yield from _steps(function(*args, **options), lease))
+
+            return locked_steps
 
         @functools.wraps(function)
         def locked(*args: Any, **options: Any) -> Any:
@@ -166,14 +218,44 @@ class TaskDecorator:
     def __call__(self, function: Any, /) -> Any:
         if isinstance(function, (classmethod, staticmethod)):
             return type(function)(self(function.__func__))
-        _refuse_generators(function)
-        if not inspect.iscoroutinefunction(function):
+        _check_function(function)
+        if not inspect.iscoroutinefunction(function) and not inspect.isasyncgenfunction(function):
             raise InvalidArgument(
                 f"{_shown(function)} is not a coroutine function, and would block the event loop. Use Client.locked "
                 "for it."
             )
         options_for = self._settings.names_for(function)
         skips = self._settings.on_busy == "skip"
+        if inspect.isasyncgenfunction(function):
+            _refuse_to_skip(function, skips)
+
+            @functools.wraps(function)
+            async def locked_steps(*args: Any, **options: Any) -> AsyncGenerator[Any, Any]:
+                lock = AsyncLock(self._runtime, options_for(*args, **options), AsyncLease)
+                async with await lock.acquire() as lease:
+                    body = function(*args, **options)
+                    step = body.__anext__()
+                    while True:
+                        try:
+                            with _step_under(lease):
+                                result = await step
+                        except StopAsyncIteration:
+                            return
+                        if lease._cancelled_body:
+                            await body.aclose()
+                            return  # the lease raises LeaseLost
+                        try:
+                            sent = yield result
+                            lease.raise_if_lost()
+                            step = body.asend(sent)
+                        except GeneratorExit:
+                            with _running_under(lease):
+                                await body.aclose()
+                            raise
+                        except BaseException as error:
+                            step = body.athrow(error)
+
+            return locked_steps
 
         @functools.wraps(function)
         async def locked(*args: Any, **options: Any) -> Any:
@@ -262,13 +344,16 @@ def _signature(function: Any) -> inspect.Signature:
         ) from None
 
 
-def _refuse_generators(function: Any) -> None:
+def _check_function(function: Any) -> None:
     if not callable(function) or inspect.isclass(function):
         raise InvalidArgument(f"`locked` decorates a function; got {brief(function)}.")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+
+
+def _refuse_to_skip(function: Any, skips: bool) -> None:
+    if skips:
         raise InvalidArgument(
-            f"{_shown(function)} is a generator: its body runs after the call has returned, when the lock is free "
-            "again. Use `with client.lock(…)` in its body, or return a list."
+            f"{_shown(function)} is a generator, which cannot return SKIPPED, and its caller could not tell a busy "
+            'lock from an empty result. Use on_busy="raise".'
         )
 
 

@@ -7,7 +7,7 @@ kind, makes mypy fail here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import datetime, timedelta
 
 import psycopg
@@ -154,6 +154,11 @@ def locked_functions(client: dblock.Client) -> None:
         def count(cls, n: int) -> float:
             return 1.0
 
+    @client.locked("rows:{n}")
+    def rows(n: int) -> Iterator[str]:
+        yield str(n)
+
+    assert_type(list(rows(1)), list[str])
     assert_type(Account().close("now"), int)
     assert_type(Account.count(1), float)
     dblock.assert_locked("user:1")
@@ -174,6 +179,12 @@ async def locked_coroutines(client: dblock.AsyncClient) -> None:
     result = await refresh(1)
     if result is not dblock.SKIPPED:
         assert_type(result, str)
+
+    @client.locked("rows:{n}")
+    async def rows(n: int) -> AsyncIterator[str]:
+        yield str(n)
+
+    assert_type([row async for row in rows(1)], list[str])
 
     @client.locked("a")  # type: ignore[arg-type]
     def plain() -> None: ...

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -154,17 +153,8 @@ def test_coroutine_functions_and_functions_need_their_own_client(lazy: dblock.Cl
 
 
 @pytest.mark.parametrize("kind", [dblock.Client, dblock.AsyncClient])
-def test_generators_and_classes_are_refused(kind: Any) -> None:
-    def generator() -> Iterator[int]:
-        yield 1
-
-    async def async_generator() -> AsyncIterator[int]:
-        yield 1
-
+def test_classes_are_refused(kind: Any) -> None:
     locked = kind("postgresql://nowhere.invalid/none").locked("a")
-    for function in (generator, async_generator, functools.partial(generator)):
-        with pytest.raises(dblock.InvalidArgument, match="is a generator: its body runs after the call has returned"):
-            locked(function)
     for other in (Item, 7):
         with pytest.raises(dblock.InvalidArgument, match="decorates a function"):
             locked(other)
