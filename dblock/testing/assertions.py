@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from dblock._core.options import brief
-from dblock.errors import DblockError, InvalidArgument
+from dblock.errors import DblockError, InvalidArgument, NotLocked
 from dblock.observability import ObservedHold, ObservedWait
 from dblock.testing import leaks
 from dblock.testing.locations import UNKNOWN, Location
@@ -49,6 +49,14 @@ def no_waits() -> Iterator[None]:
     if waited or lasting:
         lines = [f"  {_describe_wait(watch, wait, location)}" for wait, location in [*waited, *lasting]]
         raise AssertionError("\n".join(["Calls have waited for locks:", *lines]))
+
+
+def name_grants(error: Exception) -> None:
+    """Add the grants of this test to the message of an error that says that a lock is not held."""
+    if isinstance(error, NotLocked):
+        grants = [_describe_grant(hold, at) for hold, at in _watch().grants if hold.lock == error.name]
+        granted = "\n".join(["In this test, the lock was granted to:", *(f"  {grant}" for grant in grants)])
+        error.args = (f"{error}\n{granted if grants else 'In this test, the lock was not granted.'}",)
 
 
 def _describe_wait(watch: leaks.Watch, wait: ObservedWait, location: Location | None) -> str:

@@ -47,6 +47,20 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["dblock_folder"] = str(_folder(node.config))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Let the error of `assert_locked` name the holder, the token and the line of each grant of its lock."""
+    try:
+        return (yield)
+    except Exception as error:
+        leaks = sys.modules.get("dblock.testing.leaks")
+        if leaks is not None and leaks.current is not None:
+            from dblock.testing.assertions import name_grants
+
+            name_grants(error)
+        raise
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown() -> Generator[None, object, object]:
     """Undo chaos before any fixture ends, so that the clients of other fixtures can release their leases."""

@@ -170,6 +170,16 @@ async def test_anyio_held_lock(dblock_async_client):
     kept.append(await dblock_async_client.lock("x").acquire())  # line of test_anyio_held_lock
 
 
+def test_assert_locked(dblock_client):
+    with dblock_client.lock("mine"):  # line of test_assert_locked
+        pass
+    dblock.assert_locked("mine")
+
+
+def test_assert_locked_without_a_grant(dblock_client):
+    dblock.assert_locked("mine")
+
+
 def test_chaos_is_undone_before_the_client_is_closed(chaos, dblock_client):
     from dblock.testing import assert_order
 
@@ -274,6 +284,13 @@ def test_fixtures_serve_a_test_that_leaves_nothing(run: Result, test: str) -> No
 def test_leak_fails_its_test_and_names_the_line(run: Result, test: str, says: str) -> None:
     assert run.outcome(test) == "ERROR", run.output
     assert re.search(says.format(line=re.escape(line_of(test))), run.said_of(test)), run.said_of(test)
+
+
+def test_lock_that_is_not_held_is_reported_with_its_grants(run: Result) -> None:
+    said = run.said_of("test_assert_locked")
+    expected = rf"granted to:\nE\s+.+ pid \d+: 'mine', token \d+, acquired at {line_of('test_assert_locked')} in"
+    assert re.search(expected, said), run.output
+    assert "the lock was not granted." in run.said_of("test_assert_locked_without_a_grant")
 
 
 def test_lock_that_another_process_has_left_is_reported(run: Result) -> None:
