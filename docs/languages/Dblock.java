@@ -14,12 +14,15 @@ import java.sql.PreparedStatement;
 import java.sql.ResultSet;
 import java.sql.SQLException;
 import java.time.Duration;
+import java.util.Deque;
 import java.util.Map;
+import java.util.Properties;
+import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ConcurrentLinkedDeque;
 import java.util.concurrent.Executors;
-import java.util.concurrent.Future;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
@@ -27,18 +30,22 @@ import org.postgresql.PGConnection;
 import org.postgresql.PGNotification;
 
 public final class Dblock implements AutoCloseable {
-    private final String url, user, password;
+    private final String url;
+    private final Properties settings = new Properties();
     private final UUID client = UUID.randomUUID();
     private final Map<String, Semaphore> waiting = new ConcurrentHashMap<>(); // attempt → what wakes it
+    private final Set<Lease> leases = ConcurrentHashMap.newKeySet();
+    private final Deque<Connection> idle = new ConcurrentLinkedDeque<>(); // or take them from your own pool
     private final ScheduledExecutorService renewals = Executors.newSingleThreadScheduledExecutor(Dblock::daemon);
-    private final ThreadLocal<Connection> connections = new ThreadLocal<>(); // put your pool here if you have one
-    private final Map<Connection, Boolean> opened = new ConcurrentHashMap<>();
+    /** Ends trust windows in time even while a renewal waits for its reply. */
+    private final ScheduledExecutorService watch = Executors.newSingleThreadScheduledExecutor(Dblock::daemon);
     private volatile boolean closing;
 
     private Dblock(String url, String user, String password) {
         this.url = url;
-        this.user = user;
-        this.password = password;
+        if (user != null) settings.setProperty("user", user);
+        if (password != null) settings.setProperty("password", password);
+        settings.setProperty("socketTimeout", "5"); // seconds to wait for a reply: then a call fails
     }
 
     /** Connect to the database. The listener must not go through a pooler in transaction mode. */
@@ -49,14 +56,8 @@ public final class Dblock implements AutoCloseable {
         return locks;
     }
 
-    private Connection connect() throws SQLException {
-        Connection connection = DriverManager.getConnection(url, user, password); // in autocommit, as the calls need it
-        opened.put(connection, true);
-        return connection;
-    }
-
     private Connection listener() throws SQLException {
-        Connection connection = connect();
+        Connection connection = DriverManager.getConnection(url, settings);
         connection.createStatement().execute("LISTEN dblock_" + client.toString().replace("-", ""));
         return connection;
     }
@@ -72,26 +73,43 @@ public final class Dblock implements AutoCloseable {
                     if (wake != null) wake.release();
                 }
             } catch (SQLException error) {
+                discard(listener);
                 listener = null; // connect again; waiters ask once a second in the meantime
                 pause(500);
             }
         }
+        discard(listener);
     }
 
     private interface Reader<T> { T read(ResultSet row) throws SQLException; }
 
     /** Run one statement in its own transaction, and return what the reader makes of its row, or null. */
     private <T> T call(Reader<T> reader, String sql, Object... values) throws SQLException {
-        if (connections.get() == null) connections.set(connect());
-        try (PreparedStatement statement = connections.get().prepareStatement(sql)) {
+        Connection connection = idle.poll();
+        if (connection == null) connection = DriverManager.getConnection(url, settings); // in autocommit
+        try (PreparedStatement statement = connection.prepareStatement(sql)) {
             for (int i = 0; i < values.length; i++) statement.setObject(i + 1, values[i]);
             try (ResultSet row = statement.executeQuery()) {
-                return row.next() ? reader.read(row) : null;
+                T result = row.next() ? reader.read(row) : null;
+                idle.push(connection);
+                return result;
             }
         } catch (SQLException error) {
-            opened.remove(connections.get());
-            connections.remove(); // the next call of this thread opens another one
+            discard(connection);
+            discardIdle(); // they may be broken too
             throw error;
+        }
+    }
+
+    private void discardIdle() {
+        for (Connection one = idle.poll(); one != null; one = idle.poll()) discard(one);
+    }
+
+    private static void discard(Connection connection) {
+        try {
+            if (connection != null) connection.close();
+        } catch (SQLException error) {
+            // It was broken.
         }
     }
 
@@ -117,26 +135,38 @@ public final class Dblock implements AutoCloseable {
                 hadTicket |= reply.ticket;
                 long left = giveUp - System.nanoTime();
                 if (left <= 0) {
-                    // Gives the ticket back, and the lock too if it was granted at this moment.
-                    call(row -> null, "SELECT dblock.abandon(?, ?)", name, attempt);
+                    abandon(name, attempt);
                     return null;
                 }
                 // Ask again in a second at the latest: the call is also the heartbeat of the ticket.
                 long most = (long) (Math.min(1.0, Math.max(reply.remaining, 0.05)) * 1e9);
                 wake.tryAcquire(Math.min(left, most), TimeUnit.NANOSECONDS);
             }
+        } catch (InterruptedException error) {
+            abandon(name, attempt);
+            throw error;
         } finally {
             waiting.remove(attempt.toString());
         }
     }
 
+    /** Give the ticket back, and the lock too if it was granted at this moment. */
+    private void abandon(String name, UUID attempt) throws SQLException {
+        call(row -> null, "SELECT dblock.abandon(?, ?)", name, attempt);
+    }
+
+    /** Release all leases, and leave all queues. */
     @Override
     public void close() throws SQLException {
-        call(row -> null, "SELECT dblock.leave_queue(?)", client);
         closing = true;
-        renewals.shutdownNow();
-        watch.shutdownNow();
-        for (Connection connection : opened.keySet()) connection.close();
+        try {
+            for (Lease lease : leases) lease.release();
+            call(row -> null, "SELECT dblock.leave_queue(?)", client);
+        } finally {
+            renewals.shutdownNow();
+            watch.shutdownNow();
+            discardIdle();
+        }
     }
 
     /** Held from the grant until release, unless it is lost. */
@@ -147,16 +177,16 @@ public final class Dblock implements AutoCloseable {
         public final CompletableFuture<String> lost = new CompletableFuture<>();
         private final Duration ttl;
         private volatile long trustedUntil;
-        private final Future<?> renewing, watching;
+        private volatile boolean ended;
 
         private Lease(String name, long token, Duration ttl, long asked, double remaining) {
             this.name = name;
             this.token = token;
             this.ttl = ttl;
+            leases.add(this);
             trust(asked, remaining);
-            long every = ttl.toMillis();
-            renewing = renewals.scheduleWithFixedDelay(this::renew, every / 3, every / 3, TimeUnit.MILLISECONDS);
-            watching = watch.scheduleWithFixedDelay(this::isHeld, 50, 50, TimeUnit.MILLISECONDS);
+            watch();
+            renewIn(ttl.dividedBy(3));
         }
 
         /** Trust the lease for 98 % of what is left, from the moment before the request. */
@@ -167,40 +197,52 @@ public final class Dblock implements AutoCloseable {
         /** Return whether the lease is held for certain, at this moment. */
         public boolean isHeld() {
             if (System.nanoTime() - trustedUntil >= 0) lose("it was not renewed in time");
-            return !lost.isDone();
+            return !ended;
+        }
+
+        /** Lose the lease at the end of its trust window, which renewals move. */
+        private void watch() {
+            if (isHeld()) watch.schedule(this::watch, trustedUntil - System.nanoTime(), TimeUnit.NANOSECONDS);
         }
 
         private void lose(String why) {
-            stop();
-            lost.complete("The lease of " + name + " was lost: " + why + ". Stop writing.");
+            if (end()) lost.complete("The lease of " + name + " was lost: " + why + ". Stop writing.");
         }
 
-        private void stop() {
-            if (renewing != null) renewing.cancel(false);
-            if (watching != null) watching.cancel(false);
+        private synchronized boolean end() {
+            boolean first = !ended;
+            ended = true;
+            leases.remove(this);
+            return first;
+        }
+
+        private void renewIn(Duration pause) {
+            renewals.schedule(this::renew, pause.toNanos(), TimeUnit.NANOSECONDS);
         }
 
         private void renew() {
+            if (!isHeld()) return;
             long asked = System.nanoTime();
             try {
                 Double remaining = call(row -> row.getDouble(1),
                     "SELECT remaining FROM dblock.renew(?, ?, make_interval(secs => ?))", name, token, ttl.toMillis() / 1e3);
-                if (remaining == null) lose("another client may hold the lock");
-                else trust(asked, remaining);
+                if (remaining == null) {
+                    lose("another client may hold the lock");
+                } else {
+                    trust(asked, remaining);
+                    renewIn(ttl.dividedBy(3));
+                }
             } catch (SQLException error) {
-                // No reply: the lease is lost at the end of its trust window, unless the next renewal succeeds.
+                renewIn(ttl.dividedBy(20)); // no reply: try again until the end of the trust window
             }
         }
 
         /** Free the lock and wake the next waiter. False: it was not held under this token any more. */
         public boolean release() throws SQLException {
-            stop();
+            end();
             return call(row -> row.getBoolean(1), "SELECT dblock.release(?, ?, durable => false)", name, token);
         }
     }
-
-    /** Ends trust windows in time even while a renewal waits for its reply. */
-    private final ScheduledExecutorService watch = Executors.newSingleThreadScheduledExecutor(Dblock::daemon);
 
     private static Thread daemon(Runnable body) {
         Thread thread = new Thread(body);

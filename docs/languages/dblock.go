@@ -14,6 +14,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"sync"
@@ -40,16 +41,44 @@ func uuid() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
+const patience = 5 * time.Second // to wait for a connection, or for a reply: then a call fails
+
+type impatient struct{ net.Conn }
+
+func (conn impatient) Read(b []byte) (int, error) {
+	conn.SetReadDeadline(time.Now().Add(patience))
+	return conn.Conn.Read(b)
+}
+
+type dialer struct{}
+
+func (d dialer) Dial(network, address string) (net.Conn, error) {
+	return d.DialTimeout(network, address, patience)
+}
+
+func (dialer) DialTimeout(network, address string, timeout time.Duration) (net.Conn, error) {
+	conn, err := net.DialTimeout(network, address, timeout)
+	return impatient{conn}, err
+}
+
 // Open connects to the database. The listener must not go through a pooler in transaction mode.
 func Open(dsn string) (*Locks, error) {
-	db, err := sql.Open("postgres", dsn)
+	connector, err := pq.NewConnector(dsn)
 	if err != nil {
 		return nil, err
 	}
+	connector.Dialer(dialer{})
+	db := sql.OpenDB(connector)
 	db.SetMaxOpenConns(3)
+	if err := db.Ping(); err != nil { // the listener would try again without end
+		db.Close()
+		return nil, err
+	}
 	locks := &Locks{db: db, client: uuid(), waiting: map[string]chan struct{}{}}
 	locks.listener = pq.NewListener(dsn, time.Second, 10*time.Second, nil) // connects again by itself
 	if err := locks.listener.Listen("dblock_" + strings.ReplaceAll(locks.client, "-", "")); err != nil {
+		locks.listener.Close()
+		db.Close()
 		return nil, err
 	}
 	go func() {
@@ -130,14 +159,15 @@ type Lease struct {
 	locks *Locks
 	ctx   context.Context
 	end   context.CancelFunc
-	done  chan struct{}
 	mutex sync.Mutex
 	until time.Time
+	watch *time.Timer
 }
 
 func newLease(locks *Locks, name string, token int64, ttl time.Duration, asked time.Time, remaining float64) *Lease {
-	lease := &Lease{Name: name, Token: token, locks: locks, done: make(chan struct{})}
+	lease := &Lease{Name: name, Token: token, locks: locks}
 	lease.ctx, lease.end = context.WithCancel(context.Background())
+	lease.watch = time.AfterFunc(time.Hour, func() { lease.IsHeld() })
 	lease.trust(asked, remaining)
 	go lease.keepAlive(ttl)
 	return lease
@@ -148,46 +178,39 @@ func (lease *Lease) Context() context.Context { return lease.ctx }
 
 // IsHeld returns whether the lease is held for certain. A process that was stopped has not run its timers.
 func (lease *Lease) IsHeld() bool {
-	return lease.ctx.Err() == nil && time.Now().Before(lease.trustedUntil())
-}
-
-func (lease *Lease) trustedUntil() time.Time {
 	lease.mutex.Lock()
 	defer lease.mutex.Unlock()
-	return lease.until
+	if !time.Now().Before(lease.until) {
+		lease.end()
+	}
+	return lease.ctx.Err() == nil
 }
 
 // Trust the lease for 98 % of what is left, from the moment before the request.
 func (lease *Lease) trust(asked time.Time, remaining float64) {
 	lease.mutex.Lock()
+	defer lease.mutex.Unlock()
 	lease.until = asked.Add(seconds(remaining * 0.98))
-	lease.mutex.Unlock()
+	lease.watch.Reset(time.Until(lease.until)) // ends the context in time, even if a renewal waits for its reply
 }
 
 func (lease *Lease) keepAlive(ttl time.Duration) {
-	defer close(lease.done)
-	defer lease.end()
-	for pause := ttl / 3; lease.IsHeld(); {
-		until := lease.trustedUntil()
-		timer := time.NewTimer(clamp(pause, 0, time.Until(until)))
+	for pause := ttl / 3; ; {
 		select {
 		case <-lease.ctx.Done():
-			timer.Stop()
 			return
-		case <-timer.C:
+		case <-time.After(pause):
 		}
-		ctx, cancel := context.WithDeadline(lease.ctx, until)
 		asked, remaining := time.Now(), 0.0
-		err := lease.locks.db.QueryRowContext(ctx,
+		err := lease.locks.db.QueryRow(
 			"SELECT remaining FROM dblock.renew($1, $2, make_interval(secs => $3))", lease.Name, lease.Token, ttl.Seconds(),
 		).Scan(&remaining)
-		cancel()
 		switch {
 		case err == nil:
 			lease.trust(asked, remaining)
 			pause = ttl / 3
 		case errors.Is(err, sql.ErrNoRows):
-			return // another client may hold the lock
+			lease.end() // another client may hold the lock
 		default:
 			pause = ttl / 20 // no reply: try again until the end of the trust window
 		}
@@ -197,7 +220,6 @@ func (lease *Lease) keepAlive(ttl time.Duration) {
 // Release frees the lock and wakes the next waiter. False: it was not held under this token any more.
 func (lease *Lease) Release() (released bool, err error) {
 	lease.end()
-	<-lease.done
 	err = lease.locks.db.QueryRow("SELECT dblock.release($1, $2, durable => false)", lease.Name, lease.Token).Scan(&released)
 	return released, err
 }

@@ -12,6 +12,7 @@ const { setTimeout: sleep } = require("node:timers/promises");
 const { Client, Pool } = require("pg");
 
 const TRUSTED = 0.98; // of what the database says is left, because two clocks never run equally fast
+const PATIENCE = { query_timeout: 5000, connectionTimeoutMillis: 5000 }; // then a call fails
 
 class Locks {
   // One for each process. With `presence`, a grace in seconds, the locks of a process that dies go to
@@ -21,7 +22,7 @@ class Locks {
     locks.client = randomUUID();
     locks.waiting = new Map(); // attempt → the function that wakes it
     locks.leases = new Set();
-    locks.pool = new Pool({ connectionString: dsn, max: 3 });
+    locks.pool = new Pool({ connectionString: dsn, max: 3, ...PATIENCE });
     locks.pool.on("error", () => {}); // an idle connection broke: the next call opens another one
     await locks.listen();
     return locks;
@@ -29,19 +30,22 @@ class Locks {
 
   // The one connection over which waiters are woken. It must not go through a pooler in transaction mode.
   async listen() {
-    const listener = new Client({ connectionString: this.dsn, keepAlive: true });
+    const listener = new Client({ connectionString: this.dsn, keepAlive: true, ...PATIENCE });
     listener.on("notification", ({ payload }) => this.waiting.get(payload)?.());
     const broken = () => this.listener === listener && this.relisten();
     listener.on("error", broken).on("end", broken);
-    await listener.connect();
-    await listener.query(`LISTEN "dblock_${this.client.replaceAll("-", "")}"`);
-    if (this.grace !== null) {
-      const presence = randomUUID();
+    try {
+      await listener.connect();
+      await listener.query(`LISTEN "dblock_${this.client.replaceAll("-", "")}"`);
+      const presence = this.grace === null ? null : randomUUID();
       const sql = "SELECT dblock.register_presence($1, make_interval(secs => $2))";
-      await listener.query(sql, [presence, this.grace]);
-      this.presence = presence;
+      if (presence !== null) await listener.query(sql, [presence, this.grace]);
+      if (this.closing) throw new Error("The client was closed.");
+      Object.assign(this, { listener, presence });
+    } catch (error) {
+      listener.end().catch(() => {});
+      throw error;
     }
-    this.listener = listener;
   }
 
   async relisten() {
@@ -97,11 +101,14 @@ class Locks {
 
   async close() {
     this.closing = true;
-    for (const lease of [...this.leases]) await lease.release();
-    await this.call("SELECT dblock.leave_queue($1)", [this.client]);
-    const listener = this.listener;
-    this.listener = null;
-    await Promise.all([this.pool.end(), listener?.end()]);
+    try {
+      for (const lease of [...this.leases]) await lease.release();
+      await this.call("SELECT dblock.leave_queue($1)", [this.client]);
+    } finally {
+      const listener = this.listener;
+      this.listener = null;
+      await Promise.all([this.pool.end(), listener?.end()]);
+    }
   }
 }
 
@@ -109,6 +116,7 @@ class Lease {
   constructor(locks, name, ttl, row, asked, presence) {
     Object.assign(this, { locks, name, ttl, token: Number(row.token) }); // a token is below 2^53
     this.ended = new AbortController();
+    this.trustedUntil = -Infinity;
     locks.leases.add(this);
     this.renewals = setInterval(() => this.renew().catch(() => {}), (ttl / 3) * 1000);
     this.trust(asked, row.remaining);
@@ -121,15 +129,22 @@ class Lease {
 
   // Return whether the lease is held for certain. A process that was stopped past its lease has not run its timers.
   isHeld() {
-    if (performance.now() >= this.trustedUntil) this.lose("it was not renewed in time");
-    return !this.lost.aborted;
+    const late = performance.now() >= this.trustedUntil;
+    if (late && this.locks.leases.has(this)) this.lose("it was not renewed in time");
+    return this.locks.leases.has(this);
   }
 
   // Trust the lease from the moment *before* the request, on a clock that never jumps.
   trust(asked, remaining) {
+    this.trustedUntil = Math.max(this.trustedUntil, asked + remaining * 1000 * TRUSTED);
+    this.watch();
+  }
+
+  // Lose the lease at the end of its trust window. A timer may be up to a millisecond early.
+  watch() {
     clearTimeout(this.timer);
-    this.trustedUntil = asked + remaining * 1000 * TRUSTED;
-    this.timer = setTimeout(() => this.isHeld(), Math.max(this.trustedUntil - performance.now(), 0));
+    if (!this.isHeld()) return;
+    this.timer = setTimeout(() => this.watch(), Math.ceil(this.trustedUntil - performance.now()));
   }
 
   lose(why) {

@@ -1,4 +1,5 @@
-// Contend for a lock with the client of docs/languages, and record a history: Contend HISTORY LOCK SECONDS TTL
+// Contend for a lock with the client of docs/languages, and record a history: Contend HISTORY LOCK STOP TTL
+import java.io.File;
 import java.io.FileWriter;
 import java.io.IOException;
 import java.time.Duration;
@@ -55,12 +56,12 @@ public final class Contend {
     public static void main(String[] args) throws Exception {
         file = new FileWriter(args[0], true);
         lock = args[1];
-        double seconds = Double.parseDouble(args[2]), ttl = Double.parseDouble(args[3]);
+        File stop = new File(args[2]);
+        double ttl = Double.parseDouble(args[3]);
         try (Dblock locks = Dblock.open(System.getenv("JDBC_URL"), System.getenv("PGUSER"), System.getenv("PGPASSWORD"))) {
             System.out.println("ready");
             System.in.read();
-            double until = now() + seconds;
-            for (int number = 1; now() < until; number++) {
+            for (int number = 1; !stop.exists(); number++) {
                 // Every tenth wait may end before its turn, and one of forty holds outlasts a lease without renewals.
                 double hold = number % 40 == 10 ? ttl * 1.3 : Math.random() * 0.01;
                 turn(locks, ttl, hold, number % 10 == 5 ? 0.02 : 30);

@@ -1,4 +1,4 @@
-// Contend for a lock with the client of docs/languages, and record a history: contend HISTORY LOCK SECONDS TTL
+// Contend for a lock with the client of docs/languages, and record a history: contend HISTORY LOCK STOP TTL
 package main
 
 import (
@@ -87,16 +87,16 @@ func main() {
 	file, err = os.OpenFile(os.Args[1], os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	check(err)
 	lock = os.Args[2]
-	seconds, err := strconv.ParseFloat(os.Args[3], 64)
-	check(err)
 	ttl, err := strconv.ParseFloat(os.Args[4], 64)
 	check(err)
 	locks, err := dblock.Open(os.Getenv("DBLOCK_DSN"))
 	check(err)
 	fmt.Println("ready")
 	bufio.NewReader(os.Stdin).ReadString('\n')
-	until := now() + seconds
-	for number := 1; now() < until; number++ {
+	for number := 1; ; number++ {
+		if _, err := os.Stat(os.Args[3]); err == nil {
+			break
+		}
 		hold, timeout := rand.Float64()*0.01, 30.0
 		// Every tenth wait may end before its turn, and one of forty holds outlasts a lease that is not renewed.
 		if number%40 == 10 {

@@ -1,9 +1,10 @@
-// Contend for a lock with the client of docs/languages, and record a history: contend.js HISTORY LOCK SECONDS TTL
+// Contend for a lock with the client of docs/languages, and record a history: contend.js HISTORY LOCK STOP TTL
 const fs = require("node:fs");
 const { setTimeout: sleep } = require("node:timers/promises");
 const { Locks } = require("../../../docs/languages/dblock.js");
 
-const [path, lock, seconds, ttl] = [process.argv[2], process.argv[3], Number(process.argv[4]), Number(process.argv[5])];
+const [path, lock, stop] = process.argv.slice(2);
+const ttl = Number(process.argv[5]);
 const file = fs.openSync(path, "a");
 const now = () => Number(process.hrtime.bigint()) / 1e9; // the machine's monotonic clock, as Python's
 let numbers = 0;
@@ -46,8 +47,7 @@ async function main() {
   console.log("ready");
   await new Promise((resolve) => process.stdin.once("data", resolve));
   process.stdin.destroy();
-  const until = now() + seconds;
-  for (let number = 1; now() < until; number++) {
+  for (let number = 1; !fs.existsSync(stop); number++) {
     // Every tenth wait may end before its turn, and one of forty holds is longer than the lease lasts without a renewal.
     await turn(locks, number % 40 === 10 ? ttl * 1.3 : Math.random() * 0.01, number % 10 === 5 ? 0.02 : 30);
   }

@@ -1,4 +1,4 @@
-"""Contend for a lock with a Python client, and record a history: contend HISTORY LOCK SECONDS TTL sync|async."""
+"""Contend for a lock with a Python client, and record a history: contend HISTORY LOCK STOP TTL sync|async."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import random
 import sys
 import threading
-import time
 from pathlib import Path
 
 from tests.robustness.history.record import Recorder
@@ -15,8 +14,8 @@ from tests.support.facade import blocking_client
 
 
 def main() -> None:
-    """Take turns for some seconds, from the first line of standard input on."""
-    path, lock, seconds, ttl, kind = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), float(sys.argv[4]), sys.argv[5]
+    """Take turns, from the first line of standard input until the file `STOP` exists."""
+    path, lock, stop, ttl, kind = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), float(sys.argv[4]), sys.argv[5]
     dsn = os.environ["DBLOCK_DSN"]
     config = WorkerConfig("", dsn, dsn, str(path), 0)
     with blocking_client(kind, dsn) as client:
@@ -24,9 +23,8 @@ def main() -> None:
         client.lock("warm up").acquire().release()
         print("ready", flush=True)
         sys.stdin.readline()
-        until = time.monotonic() + seconds
         number = 0
-        while time.monotonic() < until:
+        while not stop.exists():
             number += 1
             # Every tenth wait may end before its turn, and one of forty holds outlasts a lease that is not renewed.
             timeout = 0.02 if number % 10 == 5 else 30

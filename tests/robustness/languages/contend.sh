@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Contend for a lock with the client of docs/languages, and record a history: contend.sh HISTORY LOCK SECONDS TTL
+# Contend for a lock with the client of docs/languages, and record a history: contend.sh HISTORY LOCK STOP TTL
 set -uo pipefail
 source "$(dirname "$0")/../../../docs/languages/dblock.sh"
-path=$1 lock=$2 seconds=$3 number=0
+path=$1 lock=$2 stop=$3 number=0
 export DBLOCK_TTL=$4 LC_ALL=C
 
 # The test gives the distance between the clock of bash and the monotonic one, in microseconds.
@@ -24,9 +24,8 @@ dblock_open
 dblock_call "SELECT 1" || exit
 echo ready
 read -r
-dblock_now
-until=$((NOW + seconds * 1000)) turn=0
-while ((NOW < until)); do
+turn=0
+while [[ ! -e $stop ]]; do
     turn=$((turn + 1))
     begin acquire "\"ttl\": $DBLOCK_TTL, \"timeout\": 30, \"keep_alive\": true"
     DBLOCK_TIMEOUT=30 dblock_acquire "$lock"
@@ -61,6 +60,5 @@ while ((NOW < until)); do
     begin release "\"token\": $DBLOCK_TOKEN"
     dblock_release "$lock" || exit
     end ok "\"freed\": $([[ $REPLY == t ]] && echo true || echo false)"
-    dblock_now
 done
 dblock_close

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg import conninfo
+
+from dblock.embedded.processes import pids_working_in
+from tests.robustness.faults.server import send_signal
 
 ROOT = Path(__file__).parents[3]
 CLIENTS = ROOT / "docs" / "languages"
@@ -45,31 +54,54 @@ def missing(language: str) -> str | None:
 
 
 def skip_without(*languages: str) -> None:
-    """Skip the test if one of these languages cannot be run here."""
+    """Skip the test if one of these languages cannot be run here; fail if the gate has installed that language."""
     for language in languages:
         if lack := missing(language):
+            installed = os.environ.get("DBLOCK_TEST_LANGUAGES", "").split()
+            assert language not in installed, f"{language} was installed for this run, but the test {lack}"
             pytest.skip(lack)
 
 
-def command(language: str, name: str, folder: Path) -> list[str]:
-    """Return the command that runs this program, compiled into the folder if need be."""
+@functools.cache
+def _folder() -> Path:
+    """Return a folder for what is compiled, which ends with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="dblock-languages-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@functools.cache
+def _compiled_java() -> Path:
+    folder = _folder() / "java"
+    sources = [*map(str, [CLIENTS / "Dblock.java", *CONTENDERS.glob("*.java")])]
+    _compile(["javac", "-Xlint:all", "-Werror", "-d", str(folder), "-cp", str(JDBC), *sources], {})
+    return folder
+
+
+@functools.cache
+def _compiled_go(name: str) -> Path:
+    folder = _folder() / "go"
+    package = folder / "src" / "dblock"
+    go = {"GO111MODULE": "off", "GOPATH": f"{folder}:{GO_PATH}", "GOCACHE": str(folder / "cache")}
+    if not package.exists():
+        package.mkdir(parents=True)
+        shutil.copy(CLIENTS / "dblock.go", package)
+        _compile(["go", "vet", str(package)], go)
+    _compile(["go", "build", "-o", str(folder / name), str(CONTENDERS / f"{name}.go")], go)
+    return folder / name
+
+
+def command(language: str, name: str) -> list[str]:
+    """Return the command that runs this program. What has to be compiled for it is compiled once."""
     if language == "node":
         return ["node", str(CONTENDERS / f"{name}.js")]
     if language == "bash":
         return ["bash", str(CONTENDERS / f"{name}.sh")]
     if language == "go":
-        package = folder / "go" / "src" / "dblock"
-        package.mkdir(parents=True)
-        shutil.copy(CLIENTS / "dblock.go", package)
-        go = {"GO111MODULE": "off", "GOPATH": f"{folder / 'go'}:{GO_PATH}", "GOCACHE": str(folder / "cache")}
-        _compile(["go", "vet", str(package)], go)
-        _compile(["go", "build", "-o", str(folder / name), str(CONTENDERS / f"{name}.go")], go)
-        return [str(folder / name)]
+        return [str(_compiled_go(name))]
     if language == "java":
-        main = name.capitalize()
-        sources = [str(CLIENTS / "Dblock.java"), str(CONTENDERS / f"{main}.java")]
-        _compile(["javac", "-Xlint:all", "-Werror", "-d", str(folder / "java"), "-cp", str(JDBC), *sources], {})
-        return ["java", "-XX:TieredStopAtLevel=1", "-cp", f"{folder / 'java'}:{JDBC}", main]
+        start = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+        return [*start, "-cp", f"{_compiled_java()}:{JDBC}", name.capitalize()]
     return [sys.executable, "-m", f"tests.robustness.languages.{name}"]
 
 
@@ -94,3 +126,15 @@ def variables(dsn: str) -> dict[str, str]:
 def clock_offset() -> int:
     """Return the microseconds from the wall clock, which is all that bash has, to the monotonic clock."""
     return min(((time.monotonic_ns() - time.time_ns()) // 1000 for _ in range(20)), key=abs)
+
+
+@contextmanager
+def standing_still(operator: psycopg.Connection) -> Iterator[None]:
+    """Stop all processes of the server: it accepts connections, and answers nothing."""
+    ((data,),) = operator.execute("SHOW data_directory").fetchall()
+    pids = pids_working_in(Path(data))
+    try:
+        assert send_signal(pids, signal.SIGSTOP) > 1
+        yield
+    finally:
+        send_signal(pids | pids_working_in(Path(data)), signal.SIGCONT)
