@@ -143,11 +143,13 @@ dblock_run() (
             kill -KILL "$command" 2>/dev/null || true
         elif [[ -z $lost ]] && ((NOW >= renew_at)); then
             renew_at=$((NOW + ${DBLOCK_TTL:-30} * 1000 / 3))
-            # Without a reply, try again in a new session: the lease lasts until the end of its trust window.
-            dblock_renew "$name" || { (($? == 76)) && lost=yes && kill "$command"; } || { dblock_open; renew_at=0; }
+            dblock_renew "$name" || { (($? == 76)) && lost=yes && kill "$command"; } || renew_at=0
         fi
         dblock_now
         left=$((DBLOCK_UNTIL - NOW))
+        [[ -n $lost ]] || ((left > 0)) || continue # to the kill
+        # Without a reply, try again in a new session: the lease lasts until the end of its trust window.
+        ((renew_at > 0)) || [[ -n $lost ]] || dblock_open
         dblock_seconds $((left < 1 || left > 100 ? 100 : left))
         sleep "$DBLOCK_SECONDS"
     done

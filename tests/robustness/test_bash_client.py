@@ -119,7 +119,8 @@ def test_bash_command_is_killed_in_time_while_the_server_stands_still(tcp_dsn: s
             began = time.monotonic()
             until(lambda: not is_running(command), "the end of the command")
             # The last request that got a reply was sent before, so the trust window has ended.
-            assert time.monotonic() - began < 2 + lateness()
+            # The script, the command and this test run one after another, and each may be late.
+            assert time.monotonic() - began < 2 + 3 * lateness()
         assert script.wait(30) == 76
 
 

@@ -195,7 +195,8 @@ def test_lease_is_lost_in_time_while_the_server_stands_still(tcp_dsn: str, opera
             for program in programs.values():
                 assert program.hear() == "lost"
                 # The last request that got a reply was sent before, so the trust window has ended.
-                assert time.monotonic() - began < ttl + lateness()
+                # The program, the thread that reads and this test run one after another, and each may be late.
+                assert time.monotonic() - began < ttl + 3 * lateness()
                 assert program.ask("held") == "false"
             # A call fails, because the database does not answer.
             with before_long(10):
