@@ -33,7 +33,7 @@ def started_bash(dsn: str, script: str, **more: str) -> Iterator[subprocess.Pope
     """Start the script in a process group of its own, which ends with the block."""
     process = subprocess.Popen(
         ["bash", "-c", f"source {CLIENTS / 'dblock.sh'}\n{script}"],
-        env=variables(dsn) | {"DBLOCK_TTL": "2", "NAME": NAME} | more,
+        env=variables(dsn) | {"DBLOCK_PATIENCE": "60", "NAME": NAME} | more,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -68,10 +68,11 @@ def test_bash_command_runs_under_the_lock_and_passes_its_status_on(tcp_dsn: str)
         assert lease.token > int(token)
 
 
+@pytest.mark.alone
 def test_bash_command_outlives_its_ttl_and_keeps_the_lock(tcp_dsn: str) -> None:
     with measured() as lateness:
-        done = run_bash(tcp_dsn, "dblock_run job sleep 2.5", DBLOCK_TTL="1")
-        if done.returncode and too_late_to_renew(lateness(), 1):
+        done = run_bash(tcp_dsn, "dblock_run job sleep 2.5", DBLOCK_TTL="2")
+        if done.returncode and too_late_to_renew(lateness(), 2):
             pytest.skip("this machine was too late to renew")
     assert done.returncode == 0, done.stderr
 
@@ -88,7 +89,7 @@ def test_bash_command_is_ended_when_its_lease_is_lost(tcp_dsn: str) -> None:
     take = "SELECT dblock.force_release('job', $DBLOCK_TOKEN, now => true)"
     command = f'psql -XAtq -d "$DBLOCK_DSN" -c "{take}"; exec sleep 30'
     with before_long(3):
-        done = run_bash(tcp_dsn, 'dblock_run job bash -c "$COMMAND"', COMMAND=command)
+        done = run_bash(tcp_dsn, 'dblock_run job bash -c "$COMMAND"', COMMAND=command, DBLOCK_TTL="2")
     assert done.returncode == 76, done.stderr
 
 
@@ -102,7 +103,7 @@ def test_bash_command_that_ignores_the_signal_is_killed_with_its_trust_window(tc
     take = "SELECT dblock.force_release('job', $DBLOCK_TOKEN, now => true)"
     command = f'psql -XAtq -d "$DBLOCK_DSN" -c "{take}"; trap "" TERM; while true; do sleep 0.1; done'
     with before_long(3):
-        done = run_bash(tcp_dsn, 'dblock_run job bash -c "$COMMAND"', COMMAND=command)
+        done = run_bash(tcp_dsn, 'dblock_run job bash -c "$COMMAND"', COMMAND=command, DBLOCK_TTL="2")
     assert done.returncode == 76, done.stderr
 
 
@@ -110,7 +111,7 @@ def test_bash_command_is_killed_in_time_while_the_server_stands_still(tcp_dsn: s
     with (
         psycopg.connect(tcp_dsn, autocommit=True) as operator,
         measured() as lateness,
-        started_bash(tcp_dsn, "dblock_run job bash -c 'echo $$; exec sleep 60'") as script,
+        started_bash(tcp_dsn, "dblock_run job bash -c 'echo $$; exec sleep 60'", DBLOCK_TTL="2") as script,
     ):
         assert script.stdout is not None
         command = int(script.stdout.readline())
@@ -139,7 +140,7 @@ def test_bash_command_reads_the_standard_input_of_the_script(tcp_dsn: str) -> No
 def test_bash_script_with_strict_options_runs_and_releases(tcp_dsn: str) -> None:
     script = "set -euo pipefail\ndblock_run job sleep 1\ndblock_run job echo again"
     with before_long(3):
-        done = run_bash(tcp_dsn, script, DBLOCK_TTL="60")
+        done = run_bash(tcp_dsn, script)
     assert (done.returncode, done.stdout) == (0, "again\n"), done.stderr
 
 
@@ -175,7 +176,7 @@ def test_bash_command_is_ended_with_its_script_and_the_lock_is_free(tcp_dsn: str
     """A signal to the whole group also ends psql."""
     command = "trap 'echo ended; exit 3' TERM; echo started; while true; do sleep 0.1; done"
     script = 'trap : TERM; dblock_run job bash -c "$COMMAND"; exit $?'
-    with started_bash(tcp_dsn, script, COMMAND=command, DBLOCK_TTL="60") as process:
+    with started_bash(tcp_dsn, script, COMMAND=command) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
         if to_all:

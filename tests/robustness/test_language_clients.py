@@ -80,14 +80,15 @@ def test_holder_has_the_lock_until_it_releases_it(
 def test_lease_is_kept_past_its_ttl_and_the_end_of_all_connections(
     program: Conversation, operator: psycopg.Connection
 ) -> None:
-    ttl = 1.5
+    ttl = 3
     with measured() as lateness:
         program.acquire(NAME, ttl=ttl)
         assert end_sessions(operator) > 0
-        time.sleep(ttl * 1.5)
+        time.sleep(ttl * 1.2)
         held, late = program.ask("held"), lateness()
-    if held != "true" and too_late_to_renew(late, ttl):
-        pytest.skip("this machine was too late to renew")
+    # To connect, the program and the server exchange four messages before the one that renews.
+    if held != "true" and too_late_to_renew(late * 4, ttl):
+        pytest.skip("this machine was too late to connect and renew")
     assert held == "true"
     assert program.ask("release") == "true"
     assert program.is_silent()
