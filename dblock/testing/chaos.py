@@ -43,6 +43,9 @@ SESSIONS = (
 )
 
 
+STOLEN_WITHIN = 10.0
+
+
 class PostgresChaos:
     """The verbs on a real server, for the clients of one test."""
 
@@ -109,12 +112,18 @@ class PostgresChaos:
         check_name(name)
         if self._thief is None:
             self._thief = Client(self._database.dsn, schema=self._database.schema, holder="chaos")
-        self._execute(
-            "SELECT {schema}.force_release(name, token, 'chaos', 'stolen by a test', true)"
-            " FROM {schema}.distributed_locks WHERE name = %s AND expires_at > clock_timestamp()",
-            [name],
-        )
-        lease = self._thief.lock(name, fair=False, timeout=10).acquire()
+        thief = self._thief.lock(name, fair=False)
+        thief.queue()  # to connect before the lock is free
+        until = time.monotonic() + STOLEN_WITHIN
+        lease = None
+        while lease is None:
+            # This wakes the first waiter. If the waiter is faster than the thief, it loses the lock too.
+            self._execute(
+                "SELECT {schema}.force_release(name, token, 'chaos', 'stolen by a test', true)"
+                " FROM {schema}.distributed_locks WHERE name = %s AND expires_at > clock_timestamp()",
+                [name],
+            )
+            lease = thief.try_acquire() if time.monotonic() < until else thief.acquire(timeout=0)
         self._stolen.append(lease)  # it would be released if the test did not keep it
         return lease
 

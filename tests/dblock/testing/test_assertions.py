@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 
 import pytest
 
@@ -61,3 +63,23 @@ def test_wait_is_refused_with_holder_token_and_line(holder: dblock.Client, other
 def test_assertion_outside_of_a_watched_test_says_what_is_missing() -> None:
     with pytest.raises(dblock.DblockError, match="dblock_client"):
         assert_order([])
+
+
+def test_wait_that_lasts_is_refused_with_the_holder_at_its_begin(holder: dblock.Client, other: dblock.Client) -> None:
+    with holder.lock("a"):
+        pass
+    lease = holder.lock("a", ttl=300).acquire()
+    got: list[dblock.Lease] = []
+    thread = threading.Thread(target=lambda: got.append(other.lock("a").acquire(timeout=60)))
+    with pytest.raises(AssertionError) as raised, no_waits():
+        thread.start()
+        while not other.lock("a").queue():
+            time.sleep(0.005)
+    assert "(still waiting)" in str(raised.value)
+    assert f"held by: holder: 'a', token {lease.token}, " in str(raised.value)
+    with pytest.raises(AssertionError) as later, no_waits():
+        lease.release()
+        thread.join(30)
+        got[0].release()
+        assert other.lock("a").try_acquire().release()  # type: ignore[union-attr]
+    assert f"held by: holder: 'a', token {lease.token}, " in str(later.value), "not the later holders"

@@ -148,6 +148,28 @@ def test_thief_passes_all_waiters(chaos: PostgresChaos, holder: dblock.Client, o
     assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (1,)
 
 
+def test_thief_takes_the_lock_from_a_waiter_that_was_faster(
+    chaos: PostgresChaos, holder: dblock.Client, other: dblock.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = holder.lock("a").acquire()
+    got: list[dblock.Lease] = []
+    thread = threading.Thread(target=lambda: got.append(other.lock("a").acquire(timeout=30)))
+    thread.start()
+    eventually(other.lock("a").queue)
+    execute = chaos._execute
+
+    def let_the_waiter_be_faster(statement: str, parameters: Any) -> list[tuple[Any, ...]]:
+        rows = execute(statement, parameters)
+        if "force_release" in statement:
+            thread.join(20)
+        return rows
+
+    monkeypatch.setattr(chaos, "_execute", let_the_waiter_be_faster)
+    stolen = chaos.steal("a")
+    assert lease.token < got[0].token < stolen.token
+    assert holder.lock("a").try_acquire() is None
+
+
 def test_lock_that_is_free_can_be_stolen_too(chaos: PostgresChaos, holder: dblock.Client) -> None:
     assert chaos.steal("free").token
     assert holder.lock("free").try_acquire() is None

@@ -175,3 +175,22 @@ def test_client_in_place_of_its_database_is_refused(client: MemoryClient) -> Non
 def test_name_of_a_stolen_lock_is_text(client: MemoryClient, chaos: MemoryChaos) -> None:
     with client.lock("a") as lease, pytest.raises(dblock.InvalidArgument, match="name is text"):
         chaos.steal(lease)  # type: ignore[arg-type]
+
+
+def test_undone_step_leaves_the_clock_as_it_was(client: MemoryClient) -> None:
+    before = client.database.now()
+    with MemoryChaos(client.database) as chaos:
+        chaos.step_clock(60)
+        assert client.database.now() == before + 60
+    assert client.database.now() == before
+
+
+def test_lease_is_frozen_as_long_as_another_lease_of_its_client(client: MemoryClient, chaos: MemoryChaos) -> None:
+    first, second = client.lock("a", ttl=30).acquire(), client.lock("b", ttl=30).acquire()
+    chaos.freeze(first)
+    chaos.freeze(second)
+    chaos.thaw(first)
+    client.clock.tick(40)
+    assert second.remaining() > 0
+    chaos.thaw(second)
+    assert second.lost.is_set()
