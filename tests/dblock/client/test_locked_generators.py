@@ -193,6 +193,7 @@ async def test_async_generator_whose_lease_is_lost_in_a_step_is_cancelled(
 ) -> None:
     @tasks.locked("a")
     async def rows() -> AsyncIterator[int]:
+        yield 0
         lose(dblock.current_lease())
         try:
             await asyncio.sleep(20)
@@ -202,8 +203,10 @@ async def test_async_generator_whose_lease_is_lost_in_a_step_is_cancelled(
             yield 1
         pytest.fail("the body was not cancelled")
 
+    steps = rows()
+    assert await anext(steps) == 0
     with pytest.raises(dblock.LeaseLost):
-        await anext(rows())
+        await anext(steps)
     assert pending_cancellations() == 0
     await asyncio.sleep(0.01)
 
