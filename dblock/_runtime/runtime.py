@@ -168,6 +168,10 @@ class ThreadRuntime(_OpensLater):
     listener: Listener
     callbacks: CallbackTimer
 
+    def wait_for(self, event: threading.Event, seconds: float) -> None:
+        """Wait until an event of the caller is set, or for so many seconds."""
+        event.wait(seconds)
+
     def reset_after_fork(self) -> None:
         """Forget the parent's thread that may be opening this runtime. The parts forget the rest by themselves."""
         self.opening = threading.Lock()
@@ -253,6 +257,13 @@ class TaskRuntime(_OpensLater):
     callbacks: AsyncCallbackTimer
     _loop: asyncio.AbstractEventLoop | None = None
     _opening: asyncio.Lock
+
+    async def wait_for(self, event: asyncio.Event, seconds: float) -> None:
+        """Wait until an event of the caller is set, or for so many seconds."""
+        import asyncio
+
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(event.wait(), seconds)
 
     def reset_after_fork(self) -> None:
         """Forget the parent's event loop, and with it all that was open."""

@@ -257,7 +257,7 @@ _STATEMENTS: list[tuple[str, Callable[..., Any]]] = [
     ),
     (r"SELECT expires_at > clock_timestamp\(\) FROM distributed_locks WHERE name = '(.*)'", MemoryOwner._granted),
     (
-        r"SELECT count\(\*\) FROM distributed_locks WHERE expires_at > clock_timestamp\(\)",
+        r"SELECT count\(\*\)(?:::int)? FROM distributed_locks WHERE expires_at > clock_timestamp\(\)",
         lambda owner: [(len(owner._all_held()),)],
     ),
     (

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
+
+from dblock.testing import MemoryDatabase
+from tests.support.still_clock import StillClock
 
 
 def _waiters(owner: Any, only_waiting: str | None) -> list[tuple[int]]:
@@ -34,6 +39,29 @@ def _candidates(owner: Any) -> list[tuple[int]]:
     return [(sum(map(len, owner._store.tables.candidates.values())),)]
 
 
+def _ledger(owner: Any, columns: str) -> list[tuple[Any, ...]]:
+    return [tuple(getattr(run, one) for one in columns.split(", ")) for run in owner._store.tables.slot_runs]
+
+
+def _outcomes(owner: Any, name: str) -> list[tuple[str, int]]:
+    found: Counter[str] = Counter()
+    for run in owner._store.schedules.ledger(name):
+        found[run.outcome or "running"] += run.slots
+    return list(found.items())
+
+
+class MemoryStillClock(StillClock):
+    """Moves the clock of the database in memory, and not that of its clients."""
+
+    def __init__(self, database: MemoryDatabase, now: datetime) -> None:
+        self._database = database
+        self.set(now)
+
+    def set(self, now: datetime) -> None:
+        self.now = now
+        self._database.step += now.timestamp() - self._database.now()
+
+
 def wake_waiters(store: Any) -> None:
     """Wake the waiters whose wait is over, as their heartbeats would."""
     for one in list(store.barriers.waiters.values()):
@@ -44,6 +72,11 @@ def wake_waiters(store: Any) -> None:
 STATEMENTS: list[tuple[str, Callable[..., Any]]] = [
     (r"SELECT count\(\*\) FROM barrier_waiters( WHERE NOT over)?", _waiters),
     (r"SELECT tripped, number FROM arrive_barrier\('(.*)', (\d+), (\S+), (\S+)\)", _arrive),
+    (
+        r"SELECT coalesce\(outcome, 'running'\), sum\(slots\)::int FROM slot_runs WHERE name = '(.*)' GROUP BY 1",
+        _outcomes,
+    ),
+    (r"SELECT ((?:outcome|error|number|, )+) FROM slot_runs", _ledger),
     (r"SELECT how FROM terms", lambda owner: [(term.how,) for term in _terms(owner)]),
     (r"UPDATE terms SET number = (\d+)", _renumber),
     (r"DELETE FROM terms", lambda owner: owner._store.tables.terms.clear()),

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import inspect
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
@@ -30,6 +29,7 @@ from dblock.recipes.schedules.run import Run, running
 
 if TYPE_CHECKING:
     import asyncio
+    import threading
 
 logger = logging.getLogger("dblock")
 
@@ -41,6 +41,9 @@ STAND_BY = 0.3
 
 LONGEST_WAIT = 1.0
 """Seconds between two calls at most, so that a request of an operator or a change is noticed."""
+
+WAITING = ("running", "queued")
+"""The decisions after which the next claim may find something else before the next slot."""
 
 ERROR_TEXT = 2000
 """Characters of a function's error that are recorded."""
@@ -159,7 +162,7 @@ class Schedule(Generic[P, R]):
 
         Errors are logged and do not end the loop.
         """
-        stop = threading.Event() if stop is None else stop
+        stop = self._slots._runtime.new_event() if stop is None else stop
         while not stop.is_set():
             pause = LONGEST_WAIT
             try:
@@ -175,8 +178,8 @@ class Schedule(Generic[P, R]):
                     except Exception as error:
                         _log_failed_run(self.name, error)
                     continue
-                pause = _pause(self._slots.definition, claim)
-            stop.wait(pause)
+                pause = _pause(self._slots.definition, claim, self._slots._runtime.polls)
+            self._slots._runtime.wait_for(stop, pause)
 
     def _perform(self, run: Run, *args: P.args, **options: P.kwargs) -> R:
         with run.lease:  # releases the lock if the end cannot be reported
@@ -250,9 +253,8 @@ class AsyncSchedule(Generic[P, R]):
                     except Exception as error:
                         _log_failed_run(self.name, error)
                     continue
-                pause = _pause(self._slots.definition, claim)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(stop.wait(), pause)
+                pause = _pause(self._slots.definition, claim, self._slots._runtime.polls)
+            await self._slots._runtime.wait_for(stop, pause)
 
     async def _perform(self, run: Run, *args: P.args, **options: P.kwargs) -> R:
         async with run.lease:  # cancels the body if the lease is lost, and releases the lock if the report fails
@@ -335,8 +337,10 @@ def _shown(schedule: Any, function: Any) -> str:
     return f"<{type(schedule).__name__} {schedule.name!r} of {getattr(function, '__qualname__', repr(function))}>"
 
 
-def _pause(definition: Definition, claim: Claim) -> float:
+def _pause(definition: Definition, claim: Claim, polls: bool = True) -> float:
     """Return how many seconds to wait before the next call of a loop."""
+    if not polls and claim.decision not in WAITING:
+        return claim.wait
     longest = STAND_BY if claim.decision == "running" and definition.stands_by else LONGEST_WAIT
     return min(claim.wait, longest)
 

@@ -103,10 +103,17 @@ class Schedule:
     catch_up: str
     delivery: str
     grace: int | None
+    overlap: str
+    at_least: int | None
+    expression: str | None
+    zone: str | None
     since: int
     decided_until: int | None = None
     last_claimed_at: int | None = None
     last_ended_at: int | None = None
+    upcoming: list[int] = field(default_factory=list)
+    """The slots of a cron expression that are known. Replaced as a whole."""
+    planned_until: int | None = None
 
 
 @dataclass(slots=True)
@@ -125,6 +132,8 @@ class SlotRun:
     attempt: str | None = None
     outcome: str | None = None
     ended_at: int | None = None
+    exit_code: int | None = None
+    error: str | None = None
 
 
 @dataclass

@@ -11,6 +11,7 @@ passing of time are replaced.
 | waiters | waiters in the queues of the database |
 | callbacks | the callbacks of leases |
 | background | what a real client does in threads and tasks of its own |
+| schedules | a host that runs the slots of a schedule when the clock gets there |
 | client | MemoryClient and AsyncMemoryClient |
 | at_once | a short way to acquire and release a free lock |
 | client_clock | the clock of one client, which stops while the client is frozen |

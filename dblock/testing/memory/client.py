@@ -22,6 +22,8 @@ from dblock.testing.memory.runtime import AsyncMemoryRuntime, MemoryRuntime
 
 if TYPE_CHECKING:
     from dblock._core.observation import Observer
+    from dblock.recipes.schedules.schedule import Schedule
+    from dblock.testing.memory.schedules import Host
 
 
 class _MemoryClient:
@@ -99,6 +101,20 @@ class MemoryClient(_MemoryClient, Client):
             if not at_once.can_be_used(lock._flows, lock._options):
                 return lock
             return at_once.Lock(self._runtime, lock._options, at_once.Lease)
+
+    def run_when_due(self, schedule: Schedule[..., Any], *args: Any, **options: Any) -> Host:
+        """Run a function of `client.once` at each of its slots when the clock gets there, until `stop` or `close`.
+
+        A real host has a thread for this, which calls `schedule.run()`. Errors are logged and do not end it. In a
+        test with tasks, start a task with `schedule.run()` instead.
+        """
+        from dblock.testing.memory.schedules import Host
+
+        if getattr(getattr(schedule, "_slots", None), "_runtime", None) is not self._runtime:
+            raise InvalidArgument(
+                f"run_when_due takes a function that once() of the same client has decorated; got {brief(schedule)}."
+            )
+        return Host(self.clock, schedule, args, options)
 
     def __enter__(self) -> MemoryClient:
         return self

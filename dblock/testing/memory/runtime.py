@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -204,6 +205,13 @@ class MemoryRuntime(_MemoryRuntime):
                 if not clock.auto:
                     clock.changed.notify_all()
 
+    def wait_for(self, event: threading.Event, seconds: float) -> None:
+        """Wait until an event of the caller is set, or for so many seconds of the clock."""
+        if isinstance(event, ClockEvent):
+            event.wait(seconds)  # raises if it waits too often
+        else:
+            self.clock.wait(event.is_set, seconds)
+
     def close(self) -> None:
         """Release the leases that are still held."""
         for end in list(self.before_close):
@@ -265,6 +273,16 @@ class AsyncMemoryRuntime(_MemoryRuntime):
             return value
         finally:
             self.clock.run_due()
+
+    async def wait_for(self, event: asyncio.Event, seconds: float) -> None:
+        """Wait until an event of the caller is set, or for so many seconds of the clock."""
+        over = asyncio.Event()
+        waiting = asyncio.ensure_future(event.wait())
+        waiting.add_done_callback(lambda _: over.set())
+        try:
+            await wait_and_clear(self.clock, over, seconds)
+        finally:
+            waiting.cancel()
 
     async def close(self) -> None:
         """Release the leases that are still held."""

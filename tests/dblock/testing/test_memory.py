@@ -192,7 +192,6 @@ def test_memory_client_starts_no_thread_and_takes_no_real_time(client: MemoryCli
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda client: client.once("a", cron="* * * * *")(lambda: None)(),
         lambda client: client.lock("a").acquire().assert_held(object()),
         lambda client: client.lock("a").acquire().bind(object()),
         lambda client: client.lock("a").acquire().release_in(object()),

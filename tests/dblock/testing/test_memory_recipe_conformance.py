@@ -16,19 +16,27 @@ import pytest
 
 import dblock
 from dblock.testing import AsyncMemoryClient, MemoryClient, MemoryDatabase
-from tests.dblock.recipes import test_elections, test_elections_async
+from tests.dblock.recipes import test_elections, test_elections_async, test_schedules
 from tests.dblock.testing.test_memory_conformance import needs, needs_a_server
 from tests.support.memory import LoopClock, MemoryOwner
+from tests.support.memory_recipes import MemoryStillClock
+from tests.support.still_clock import NOON
 
-MODULES = [test_elections, test_elections_async]
+MODULES = [test_elections, test_elections_async, test_schedules]
 
 OF_POSTGRES = {
-    "test_campaign_of_a_candidate_that_is_stopped_says_so": "threads wait in real time",
     "test_leader_knows_of_its_loss_before_the_lock_is_free": "no time passes between two calls on memory",
     "test_closing_the_client_waits_for_the_body__test_elections": "threads wait in real time",
+    "test_loop_pauses_after_a_claim_that_fails": "renames a function of the database",
     "test_fence_is_awaited_or_entered": "needs a transaction",
 }
 """Tests that mean a part of Postgres or of its connections, and why."""
+
+
+def needs_processes(test: Any) -> bool:
+    """Return whether a test starts processes, or threads that wait for each other in real time."""
+    source = inspect.getsource(test)
+    return any(one in source for one in ("run_in_child(", "killed_at(", "ThreadPoolExecutor("))
 
 
 def has_tasks(request: pytest.FixtureRequest) -> bool:
@@ -78,8 +86,26 @@ def owner(database: MemoryDatabase) -> MemoryOwner:
     return MemoryOwner(database)
 
 
-HERE = {"client", "dsn", "owner", "caplog", "monkeypatch"}
-"""The fixtures that there are on memory."""
+@pytest.fixture
+def other(database: MemoryDatabase) -> Iterator[MemoryClient]:
+    """A second host."""
+    with MemoryClient(database) as other:
+        yield other
+
+
+@pytest.fixture
+def clock(database: MemoryDatabase) -> MemoryStillClock:
+    return MemoryStillClock(database, NOON)
+
+
+MEMORY_FIXTURES = {"client", "other", "clock", "dsn", "owner", "caplog", "monkeypatch"}
+"""The fixtures that exist on memory."""
+
+
+def test_every_test_that_is_left_out_exists() -> None:
+    names = {name.partition("__")[0] for name in OF_POSTGRES}
+    assert {name for name in names if not any(hasattr(module, name) for module in MODULES)} == set()
+
 
 for _module in MODULES:
     for _name, _test in vars(_module).items():
@@ -87,8 +113,9 @@ for _module in MODULES:
         if (
             _name.startswith("test_")
             and not {_name, _here} & OF_POSTGRES.keys()
-            and needs(_test) <= HERE
+            and needs(_test) <= MEMORY_FIXTURES
             and needs(_test) & {"client", "dsn"}
             and not needs_a_server(_test)
+            and not needs_processes(_test)
         ):
             globals()[_here] = _test

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
 import dblock
+from dblock.recipes.schedules.schedule import slots_of
 from dblock.testing import AsyncMemoryClient, Clock, MemoryChaos, MemoryClient, WaitsForever
+from dblock.testing.clock import START
 
 
 @pytest.fixture
@@ -183,3 +187,119 @@ def test_frozen_leader_is_not_asked_to_end_and_finds_its_successor(
         chaos.thaw(term)
         assert not mine.is_leader()
     next_term.end()
+
+
+# Schedules.
+
+
+def test_tick_runs_the_slots_that_are_due(client: MemoryClient, other: MemoryClient, clock: Clock) -> None:
+    ran: list[tuple[str, float]] = []
+
+    def job(where: str) -> None:
+        ran.append((where, clock()))
+        if len(ran) == 2:
+            raise ValueError("broken")
+
+    hosts = [one.run_when_due(one.once("job", every=60)(job), where) for one, where in ((client, "a"), (other, "b"))]
+    clock.tick(180)
+    assert [moment for _, moment in ran] == [0, 60, 120, 180]
+    hosts[0].stop()
+    other.close()
+    clock.tick(180)
+    assert len(ran) == 4
+
+
+def test_cron_expression_is_due_at_its_moments(client: MemoryClient, clock: Clock) -> None:
+    ran: list[str] = []
+
+    @client.once("job", cron="30 2 * * *", tz="Europe/Berlin")
+    def job() -> None:
+        ran.append(f"{dblock.current_run().slot:%m-%d %H:%M}")
+
+    client.run_when_due(job)
+    clock.tick(timedelta(days=3))
+    assert ran == ["01-01 01:30", "01-02 01:30", "01-03 01:30"]
+
+
+@pytest.mark.parametrize(
+    ("overlap", "ran", "skipped"), [("skip", [0, 30, 60], 4), ("queue", [0, 25, 50], 3), ("allow", [0, 10, 20], 0)]
+)
+def test_overlap_decides_about_slots_that_are_due_during_a_run(
+    client: MemoryClient, clock: Clock, overlap: str, ran: list[int], skipped: int
+) -> None:
+    job = slots_of(client, "job", every=10, overlap=overlap)
+    began: list[float] = []
+    active: list[tuple[float, Any]] = []
+    while len(began) < 3:
+        for ends, run in [one for one in active if one[0] <= clock()]:
+            job.end(run, "succeeded")
+            active.remove((ends, run))
+        _, started = job.claim(queue=False)
+        if started is not None:
+            began.append(clock())
+            active.append((clock() + 25, started))
+        clock.tick(5)
+    outcomes = [run for run in client.database.store.tables.slot_runs if run.outcome == "skipped"]
+    assert (began, sum(run.slots for run in outcomes)) == (ran, skipped)
+
+
+def test_at_least_keeps_the_next_run_from_starting(client: MemoryClient, clock: Clock) -> None:
+    ran: list[float] = []
+
+    @client.once("job", every=10, at_least=25, catch_up="latest")
+    def job() -> None:
+        ran.append(clock())
+
+    client.run_when_due(job)
+    clock.tick(60)
+    assert ran == [0, 30, 60]
+
+
+def test_loop_of_a_host_moves_the_clock_until_it_is_stopped(
+    client: MemoryClient, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, ran = threading.Event(), []
+
+    @client.once("job", every=3600)
+    def job() -> None:
+        ran.append(clock())
+        if len(ran) == 3:
+            stop.set()
+
+    job.run(stop)
+    assert ran == [0, 3600, 7200]
+    monkeypatch.setattr("dblock.testing.clock.MOST_PARTS", 20)
+    with pytest.raises(WaitsForever):
+        client.once("other", every=3600)(lambda: None).run()
+
+
+async def test_loop_of_a_task_runs_when_the_clock_is_moved(tasks: AsyncMemoryClient, clock: Clock) -> None:
+    stop, ran = asyncio.Event(), []
+
+    @tasks.once("job", cron="0 * * * *")
+    async def job() -> None:
+        ran.append(clock())
+
+    loop = asyncio.create_task(job.run(stop))
+    await clock.async_tick(7200)
+    assert ran == [0, 3600, 7200]
+    stop.set()
+    await clock.async_tick()
+    assert loop.done()
+
+
+def test_queued_call_waits_for_the_run_before_it(client: MemoryClient, other: MemoryClient, clock: Clock) -> None:
+    first = slots_of(client, "job", every=60, overlap="queue")
+    _, run = first.claim()
+    assert run is not None
+    clock.tick(60)
+    clock.call_later(90, lambda: first.end(run, "succeeded"))
+    assert other.once("job", every=60, overlap="queue")(clock)() == pytest.approx(150, abs=0.2)
+    outcome = first.outcome(START + timedelta(seconds=60))
+    assert outcome is not None
+    assert outcome.outcome == "succeeded"
+
+
+def test_schedule_of_another_client_is_refused(client: MemoryClient, other: MemoryClient) -> None:
+    with pytest.raises(dblock.InvalidArgument, match="once\\(\\) of the same client"):
+        client.run_when_due(other.once("job", every=60)(print))

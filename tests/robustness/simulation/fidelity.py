@@ -156,7 +156,8 @@ class Both:
         result = self._connection.pgconn.exec_params(statement, args)
         if result.error_message:
             raise AssertionError(f"{result.error_message.decode()} {statement!r}")
-        real = tuple(_text(result.get_value(0, column)) for column in range(result.nfields))
+        found = tuple(_text(result.get_value(0, column)) for column in range(result.nfields))
+        real = found if result.ntuples else None
         self.store.durable = False
         fake = perform(self.store, self._fence, statement, simulated if simulated is not None else call.args)
         what = statement.partition(b'"dblock".')[2].partition(b"(")[0].decode()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from dblock._core.acquire import LockFlows
@@ -15,7 +16,7 @@ from dblock._core.replies import array
 from dblock._core.slots import SlotFlows, check_definition
 from dblock.recipes.elections.flows import ElectionFlows
 from dblock.recipes.elections.records import election_options
-from dblock.testing.database.schedules.store import SECOND
+from dblock.testing.database.schedules.slots import SECOND
 from tests.robustness.simulation.fidelity import TICK, Both, Granted
 
 ELECTION = "e"
@@ -31,11 +32,12 @@ class BothRecipes(Both):
     def __init__(self, dsn: str, seed: int, recipe: str) -> None:
         super().__init__(dsn, seed)
         self._recipe = recipe
-        self._names = ["election:e"] if recipe == "elections" else ["once:s", "once:d"]
+        self._overlap = "skip"
+        self._names = ["election:e"] if recipe == "elections" else ["once:s", "once:d", "once:c"]
 
     def _acts(self) -> dict[Callable[[], None], float]:
         if self._recipe == "schedules":
-            return {**super()._acts(), self._claim: 16, self._end_slot: 6}
+            return {**super()._acts(), self._claim: 24, self._end_slot: 6, self._outcome: 2}
         return {
             **super()._acts(),
             self._campaign: 15,
@@ -120,33 +122,55 @@ class BothRecipes(Both):
 
     def _claim(self) -> None:
         chance = self.chance
-        name = chance.choice("sd")
+        name = chance.choice("ssdcc")
         period = TICK * chance.choice([64, 64, 64, 64, 128])
+        if chance.random() < 0.1:
+            self._overlap = chance.choice(["skip", "queue", "allow"])
         definition = check_definition(
             name,
             every=period if name == "s" else None,
             delay=period if name == "d" else None,
-            catch_up=chance.choice(["none", "latest", "all"]),
+            cron=chance.choice(["* * * * *"] * 9 + ["0 * * * *"]) if name == "c" else None,
+            overlap=self._overlap,
+            at_least=None if self._overlap == "allow" else chance.choice([None, None, TICK * 96]),
+            catch_up=chance.choice(["none", "none", "latest", "all"]),
             delivery=chance.choice(["at-most-once", "at-least-once"]),
             grace=chance.choice([None, TICK * 8]),
             ttl=TICK * chance.choice([16, 64, 400]),
-            planner=lambda *_: lambda *_: [],
+            planner=lambda *_: _plan,
         )
         _, _, attempt = self._wanted()
-        call = next(SlotFlows(self._flows(chance.choice(self._clients)), definition).claim_now(attempt))
-        real, simulated = self._ask(call)
+        waiting = [run.attempt for run in self.store.tables.slot_runs if run.outcome == "queued" and run.attempt]
+        if waiting and chance.random() < 0.3:
+            attempt = waiting[-1]
+        flow = SlotFlows(self._flows(chance.choice(self._clients)), definition).claim_now(attempt)
+        real, simulated = self._ask(next(flow))
         self._same(real, simulated)
         assert real is not None
         self.kinds.add(f"claim {real[0]}")
+        if real[0] == "plan" and chance.random() < 0.9:
+            real, simulated = self._ask(flow.send(real))
+            self._same(real, simulated)
+            assert real is not None
+            self.kinds.add(f"claim {real[0]}")
         if real[0] == "run":
-            self._grants = [*self._grants, Granted(f"once:{name}", int(real[2] or 0), int(real[2] or 0))][-6:]
+            self._grants = [*self._grants, Granted(real[1] or "", int(real[2] or 0), int(real[2] or 0))][-6:]
+
+    def _outcome(self) -> None:
+        runs = self.store.tables.slot_runs
+        if runs:
+            run = self.chance.choice(runs)
+            args = (run.name, str(run.slot + self.chance.choice([0, 0, 1])))
+            call = Call(self._flows(self._clients[0]).statements.slot_outcome, args)
+            real, simulated = self._ask(call)
+            assert real == simulated, self._story(f"{real} but {simulated}")
 
     def _end_slot(self) -> None:
         runs = [one for one in self._grants if one.name.startswith("once:") and one.real > 0]
         if runs:
             run = self.chance.choice(runs)
             outcome = self.chance.choice(["succeeded", "failed"])
-            args = (run.name.removeprefix("once:"), str(run.real), outcome, None, None)
+            args = (run.name.removeprefix("once:").partition("@")[0], str(run.real), outcome, None, None)
             real, simulated = self._ask(Call(self._flows(self._clients[0]).statements.end_slot, args))
             self._same(real, simulated)
             self.kinds.add(f"end_slot {real and real[0]}")
@@ -176,6 +200,14 @@ class BothRecipes(Both):
                 for _, s in sorted(tables.schedules.items())
             ],
         )
+        self._compare_rows(
+            f"overlap, expression, zone, cardinality(upcoming), {_micro('planned_until')}"
+            " FROM dblock.schedules ORDER BY name",
+            [
+                (s.overlap, s.expression, s.zone, len(s.upcoming), s.planned_until)
+                for _, s in sorted(tables.schedules.items())
+            ],
+        )
         runs = tables.slot_runs
         self._compare_rows(
             f"name, number, slots, {_micro('slot', 'last_slot', 'claimed_at', 'ended_at')}"
@@ -190,6 +222,12 @@ class BothRecipes(Both):
     def _compare_rows(self, query: str, simulated: list[Row] | list[Any]) -> None:
         real = self._connection.execute(f"SELECT {query}".encode()).fetchall()
         assert real == simulated, self._story(f"Postgres has {real},\nmemory {simulated}")
+
+
+def _plan(after: datetime, now: datetime) -> list[int]:
+    """Return the slots of every cron expression here: not quite each third second."""
+    first, last = (int(moment.timestamp()) for moment in (after, now))
+    return [slot for slot in range(first + 1, last + 12) if slot % 3 == 0 and slot % 7]
 
 
 def _micro(*columns: str) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dblock._core.effects import Row
-from dblock.testing.database.columns import UnknownStatement, number, seconds, text
-from dblock.testing.database.schedules.store import SECOND, Definition, Schedules
+from dblock.testing.database.columns import boolean, items, number, seconds, text
+from dblock.testing.database.schedules.slots import SECOND, Definition
+from dblock.testing.database.schedules.store import Schedules
 
 Args = tuple["str | None", ...]
 
@@ -14,17 +15,23 @@ Args = tuple["str | None", ...]
 def _claim(schedules: Schedules, args: Args) -> Row:
     name, every, cron, zone, delay, catch_up, overlap, delivery, grace, at_least = args[:10]
     ttl, holder, attempt, presence, plan, plan_from = args[10:]
-    if (cron, zone, overlap, at_least, plan, plan_from) != (None, None, "skip", None, None, None):
-        raise UnknownStatement("schedules with cron, at_least, or an overlap other than skip")
+    kind = "every" if every is not None else "delay" if delay is not None else "cron"
     wanted = Definition(
         text(name),
-        "delay" if every is None else "every",
-        _microseconds(delay if every is None else every),
+        kind,
+        _microseconds(every or delay) or 0,
         text(catch_up),
         text(delivery),
-        None if grace is None else _microseconds(grace),
+        _microseconds(grace),
+        text(overlap),
+        _microseconds(at_least),
+        cron,
+        zone,
     )
-    reply = schedules.claim_slot(wanted, seconds(ttl), holder, attempt, presence)
+    planned = () if plan is None else [int(slot) * SECOND for slot in items(plan)]
+    reply = schedules.claim_slot(
+        wanted, seconds(ttl), holder, attempt, presence, planned, None if plan_from is None else int(plan_from)
+    )
     return (
         reply.decision,
         reply.lock,
@@ -35,17 +42,33 @@ def _claim(schedules: Schedules, args: Args) -> Row:
         number(reply.wait),
         number(reply.slot),
         number(reply.asked_at),
-        None,
+        number(reply.planned_until),
     )
 
 
 def _end(schedules: Schedules, args: Args) -> Row:
-    name, token, outcome, _, _ = args
-    return (schedules.end_slot(text(name), int(text(token)), text(outcome)),)
+    name, token, outcome, exit_code, error = args
+    recorded = schedules.end_slot(text(name), int(text(token)), text(outcome))
+    for run in schedules.ledger(text(name)) if recorded is not None else ():
+        if run.token == int(text(token)) and run.error is None:
+            run.exit_code, run.error = None if exit_code is None else int(exit_code), error
+    return (recorded,)
 
 
-def _microseconds(interval: str | None) -> int:
-    return round(seconds(interval) * SECOND)
+def _outcome(schedules: Schedules, args: Args) -> Row | None:
+    found = schedules.slot_outcome(text(args[0]), int(text(args[1])))
+    if found is None:
+        return None
+    run, alive = found
+    return run.outcome, number(run.exit_code), run.error, boolean(alive)
 
 
-FUNCTIONS: dict[str, Callable[[Schedules, Args], Row]] = {"claim_slot": _claim, "end_slot": _end}
+def _microseconds(interval: str | None) -> int | None:
+    return None if interval is None else round(seconds(interval) * SECOND)
+
+
+FUNCTIONS: dict[str, Callable[[Schedules, Args], Row | None]] = {
+    "claim_slot": _claim,
+    "end_slot": _end,
+    "slot_outcome": _outcome,
+}

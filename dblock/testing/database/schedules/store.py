@@ -1,21 +1,36 @@
 """The database in memory: the meaning of the SQL functions of schedules.
 
-Written after dblock/sql/schedules, function by function and under the same names. Left out are cron expressions, the
-overlaps `queue` and `allow`, `at_least`, pauses and runs that an operator asks for, and how much of the ledger is kept.
-Moments are whole microseconds, as Postgres has them.
+Written after dblock/sql/schedules, function by function and under the same names. Left out are pauses and runs that an
+operator asks for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
+from dblock.testing.database.schedules.slots import (
+    MINUTE,
+    NEVER,
+    SECOND,
+    Definition,
+    Slots,
+    definition,
+    extend_plan,
+    free_again_at,
+    latest,
+    plan_suffices,
+    run_lock,
+    slot_after,
+    slot_grace,
+    slots_between,
+    undecided_after,
+)
 from dblock.testing.database.store import Store
 from dblock.testing.database.tables import Schedule, SlotRun
 
-SECOND = 1_000_000
-MINUTE = 60 * SECOND
-NEVER = -(1 << 62)
-"""A moment before all others."""
+MOST_RUNS = 500
+"""How many rows of the ledger each schedule keeps."""
 
 
 class LedgerObserver(Protocol):
@@ -42,25 +57,6 @@ class Ignored:
     def replied(self, attempt: str | None, reply: Claimed) -> None: ...
 
 
-class Definition(NamedTuple):
-    """What a caller says about a schedule."""
-
-    name: str
-    kind: str
-    period: int
-    catch_up: str
-    delivery: str
-    grace: int | None
-
-
-class Slots(NamedTuple):
-    """How many slots lie in a part of time, and the first and last of them."""
-
-    slots: int
-    first: int | None = None
-    last: int | None = None
-
-
 class Claimed(NamedTuple):
     """The reply of claim_slot."""
 
@@ -73,31 +69,7 @@ class Claimed(NamedTuple):
     expires_at: float | None = None
     remaining: float | None = None
     number: int | None = None
-
-
-def slots_between(s: Schedule, after: int, until: int) -> Slots:
-    if s.kind == "every":
-        low, high = after // s.period + 1, until // s.period
-        return Slots(high - low + 1, low * s.period, high * s.period) if high >= low else Slots(0)
-    first = s.since if s.last_ended_at is None else max(s.last_ended_at + s.period, s.since)
-    return Slots(1, first, first) if after < first <= until else Slots(0)
-
-
-def undecided_after(s: Schedule) -> int:
-    return max(NEVER if s.decided_until is None else s.decided_until, s.since - 1)
-
-
-def slot_after(s: Schedule, after: int) -> int | None:
-    return slots_between(s, after, after + s.period if s.kind == "every" else -NEVER).first
-
-
-def slot_grace(s: Schedule) -> int:
-    return s.grace if s.grace is not None else min(s.period // 2, 10 * MINUTE)
-
-
-def latest(*moments: int | None) -> int | None:
-    """Return the latest of the moments that are known."""
-    return max((moment for moment in moments if moment is not None), default=None)
+    planned_until: int | None = None
 
 
 class Schedules:
@@ -167,19 +139,33 @@ class Schedules:
     # What a client calls.
 
     def claim_slot(
-        self, wanted: Definition, ttl: float, holder: str | None, attempt: str | None, presence: str | None
+        self,
+        wanted: Definition,
+        ttl: float,
+        holder: str | None,
+        attempt: str | None,
+        presence: str | None,
+        plan: Iterable[int] = (),
+        plan_from: int | None = None,
     ) -> Claimed:
-        reply = self.find_reply(wanted, ttl, holder, attempt, presence)
+        reply = self.find_reply(wanted, ttl, holder, attempt, presence, plan, plan_from)
         self.observer.replied(attempt, reply)
         return reply
 
     def find_reply(
-        self, wanted: Definition, ttl: float, holder: str | None, attempt: str | None, presence: str | None
+        self,
+        wanted: Definition,
+        ttl: float,
+        holder: str | None,
+        attempt: str | None,
+        presence: str | None,
+        plan: Iterable[int],
+        plan_from: int | None,
     ) -> Claimed:
         """Decide what claim_slot replies."""
         store, asked_at = self._store, self.now()
         s = store.tables.schedules.get(wanted.name)
-        if s is not None and _defines(s) == wanted:
+        if s is not None and definition(s) == wanted:
             reply = self.look_at_schedule(s, attempt, asked_at)
             if reply is not None:
                 return reply
@@ -195,26 +181,31 @@ class Schedules:
             return Claimed("run", asked_at, own.slot, None, own.lock, own.token, row.expires_at, left, own.number)
         store.durable = True
         self.define_schedule(s, wanted, is_new, asked_at)
+        if s.kind == "cron" and plan_from is not None and plan_from == s.planned_until:
+            extend_plan(s, plan, asked_at)
+        if not plan_suffices(s, asked_at):
+            return Claimed("plan", asked_at, planned_until=s.planned_until)
         return self.decide(s, ttl, holder, attempt, presence, asked_at)
 
     def look_at_schedule(self, s: Schedule, attempt: str | None, asked_at: int) -> Claimed | None:
         """Reply without a change, if there is nothing to decide."""
         alive, slot = 1e9, None
         for run in self.ledger(s.name):
-            if run.outcome is None:
+            if run.outcome in (None, "queued"):
                 is_own = attempt is not None and run.attempt == attempt
-                alive = 0.0 if is_own else min(alive, self.run_is_alive_for(run))
+                alive = 0.0 if is_own or run.outcome == "queued" else min(alive, self.run_is_alive_for(run))
                 if alive <= 0:
                     return None
                 slot = run.slot
         due = slots_between(s, undecided_after(s), asked_at)
-        if due.slots and not (slot is not None and (s.kind == "delay" or s.catch_up == "all")):
+        waits = s.kind == "delay" or (s.catch_up == "all" and s.overlap != "allow")
+        if not plan_suffices(s, asked_at) or (due.slots and not (slot is not None and waits)):
             return None
         decision, wait = "none" if slot is None else "running", alive
         if s.kind != "delay" or slot is None:
             slot = slot if s.decided_until is None else s.decided_until
             upcoming = slot_after(s, max(asked_at, undecided_after(s)))
-            wait = alive if upcoming is None else min(alive, upcoming / SECOND - asked_at / SECOND)
+            wait = alive if upcoming is None else min(alive, (upcoming - asked_at) / SECOND)
         return Claimed(decision, asked_at, slot, wait)
 
     def own_run(self, s: Schedule, attempt: str | None) -> SlotRun | None:
@@ -227,8 +218,8 @@ class Schedules:
         return None
 
     def define_schedule(self, s: Schedule, wanted: Definition, is_new: bool, asked_at: int) -> None:
-        if is_new or (s.kind, s.period) != (wanted.kind, wanted.period):
-            starts_at = asked_at - min(MINUTE, wanted.period) + 1
+        if is_new or not wanted.same_slots(definition(s)):
+            starts_at = asked_at - min(MINUTE, wanted.period or MINUTE) + 1
             if wanted.kind == "delay":
                 starts_at = asked_at if s.decided_until is None else max(asked_at, s.decided_until + 1)
             if not is_new:
@@ -238,8 +229,11 @@ class Schedules:
                 if s.kind != "delay":
                     self.record_unrun_slots(s, "missed", due)
                 s.decided_until = latest(s.decided_until, due.last)
-            s.kind, s.period, s.since = wanted.kind, wanted.period, starts_at
-        s.catch_up, s.delivery, s.grace = wanted.catch_up, wanted.delivery, wanted.grace
+            s.since = starts_at
+            s.upcoming = []
+            s.planned_until = undecided_after(s) if wanted.kind == "cron" else None
+        for name, value in zip(wanted._fields, wanted, strict=True):
+            setattr(s, name, value)
 
     def find_active(self, s: Schedule, asked_at: int) -> tuple[SlotRun | None, SlotRun | None, int]:
         """Record the ends of runs that died. Return the active run, the run to repeat, and when that one ended."""
@@ -260,13 +254,17 @@ class Schedules:
                 s.last_ended_at = latest(s.last_ended_at, ended)
         return active, again, again_ended
 
-    def choose(self, s: Schedule, busy_until: int, asked_at: int) -> int | None:
+    def choose(self, s: Schedule, busy_until: int, first_waiting: int | None, asked_at: int) -> int | None:
         """Return the slot to run, if there is one."""
         due = slots_between(s, undecided_after(s), asked_at)
         late = slots_between(s, max(undecided_after(s), busy_until), asked_at)
+        if first_waiting is not None:
+            freed = latest(first_waiting, s.last_ended_at, free_again_at(s)) or 0
+            if s.catch_up != "none" or asked_at <= freed + slot_grace(s, first_waiting):
+                return first_waiting
         if due.slots and (s.kind == "delay" or s.catch_up == "all"):
             return due.first
-        if late.last is not None and (s.catch_up != "none" or asked_at <= late.last + slot_grace(s)):
+        if late.last is not None and (s.catch_up != "none" or asked_at <= late.last + slot_grace(s, late.last)):
             return late.last
         return None
 
@@ -275,49 +273,124 @@ class Schedules:
     ) -> Claimed:
         """Decide about the newest slots, with the schedule's row locked."""
         active, again, again_ended = self.find_active(s, asked_at)
-        if s.catch_up == "all" or s.kind == "delay":
+        queued = next((run for run in reversed(self.ledger(s.name)) if run.outcome == "queued"), None)
+        free_at = free_again_at(s)
+        blocked = (active is not None and s.overlap != "allow") or (free_at is not None and asked_at < free_at)
+        if s.overlap == "allow" or s.catch_up == "all" or s.kind == "delay":
             busy_until = NEVER
-        elif active is not None:
+        elif blocked:
             busy_until = asked_at
         else:
-            busy_until = NEVER if s.last_ended_at is None else min(s.last_ended_at, asked_at)
+            ended = latest(s.last_ended_at, free_at)
+            busy_until = NEVER if ended is None else min(ended, asked_at)
         overlapped = slots_between(s, undecided_after(s), busy_until)
-        late = slots_between(s, max(undecided_after(s), busy_until), asked_at)
+        first_waiting = None
+        if s.overlap == "queue":
+            first_waiting = overlapped.first if queued is None else queued.slot
         if again is not None:
             chosen: int | None = again.slot
         else:
-            chosen = None if active is not None else self.choose(s, busy_until, asked_at)
-        lock, token, expires_at, remaining = f"once:{s.name}", 0, 0.0, 0.0
+            chosen = None if blocked else self.choose(s, busy_until, first_waiting, asked_at)
+        lock, token, expires_at, remaining = "", 0, 0.0, 0.0
         if chosen is not None:
+            lock = run_lock(s, chosen)
             reply = self._store.try_acquire(lock, ttl, attempt, True, presence, fair=False)
             if not reply.granted or reply.token is None or reply.expires_at is None:
                 return Claimed("running", asked_at, s.decided_until, reply.remaining)
             self._store.tables.rows[lock].holder = self._store.tables.rows[lock].holder or holder
             token, expires_at, remaining = reply.token, reply.expires_at, reply.remaining
         if again is None and s.catch_up != "all" and s.kind != "delay":
-            self.record_unrun_slots(s, "skipped", overlapped)
-            s.decided_until = latest(s.decided_until, overlapped.last)
-            before = asked_at if chosen is None else chosen - 1
-            earlier = slots_between(s, max(undecided_after(s), busy_until), before)
-            self.record_unrun_slots(s, "missed", earlier if late.slots else Slots(0))
-            s.decided_until = latest(s.decided_until, late.last)
+            queued = self.record_others(s, chosen, first_waiting, queued, blocked, busy_until, attempt, asked_at)
         elif chosen is not None and again is None:
             s.decided_until = latest(s.decided_until, chosen)
         if chosen is None:
-            decision = "skipped" if overlapped.slots else "none" if active is None else "running"
-            slot = active.slot if s.kind == "delay" and active is not None else s.decided_until
-            upcoming = slot_after(s, max(asked_at, undecided_after(s)))
-            return Claimed(
-                decision, asked_at, slot, None if upcoming is None else upcoming / SECOND - asked_at / SECOND
-            )
+            return self.nothing_to_run(s, active, queued, blocked, overlapped, attempt, asked_at)
         number = 1 if again is None else again.number + 1
         if again is not None:
             self.end_run(s, again, "died", again_ended)
             s.last_ended_at = latest(s.last_ended_at, again_ended)
         s.last_claimed_at = asked_at
-        run = self.record(SlotRun(0, s.name, chosen, chosen, 1, number, asked_at, lock, token, attempt))
+        if queued is not None and chosen == queued.slot and again is None:
+            run = queued
+            run.outcome, run.number, run.claimed_at = None, 1, asked_at
+            run.lock, run.token, run.attempt = lock, token, attempt
+        else:
+            run = self.record(SlotRun(0, s.name, chosen, chosen, 1, number, asked_at, lock, token, attempt))
         self.observer.claimed(s, run)
+        self.forget_old_runs(s)
         return Claimed("run", asked_at, chosen, None, lock, token, expires_at, remaining, number)
+
+    def forget_old_runs(self, s: Schedule) -> None:
+        """Keep the newest rows of a schedule, and every run that is active."""
+        rows = self.ledger(s.name)
+        if len(rows) > MOST_RUNS:
+            keep = rows[-MOST_RUNS].run
+            tables = self._store.tables
+            tables.slot_runs = [
+                one
+                for one in tables.slot_runs
+                if one.name != s.name or one.run >= keep or one.outcome in (None, "queued")
+            ]
+
+    def record_others(
+        self,
+        s: Schedule,
+        chosen: int | None,
+        first_waiting: int | None,
+        queued: SlotRun | None,
+        blocked: bool,
+        busy_until: int,
+        attempt: str | None,
+        asked_at: int,
+    ) -> SlotRun | None:
+        """Record the slots that do not run now. Return the slot that was queued, as the rest of the call sees it."""
+        overlapped = slots_between(s, undecided_after(s), busy_until)
+        late = slots_between(s, max(undecided_after(s), busy_until), asked_at)
+        runs_first = chosen is not None and chosen == first_waiting
+        if runs_first and queued is None:
+            self.record_unrun_slots(s, "skipped", slots_between(s, first_waiting or 0, busy_until))
+        elif s.overlap == "queue" and blocked and queued is None and first_waiting is not None:
+            queued = self.queue(s, first_waiting, attempt, asked_at)
+            self.record_unrun_slots(s, "skipped", slots_between(s, first_waiting, busy_until))
+        else:
+            self.record_unrun_slots(s, "skipped", overlapped)
+            if queued is not None and not blocked and chosen != first_waiting:
+                queued.outcome, queued.ended_at = "missed", asked_at
+        s.decided_until = latest(s.decided_until, overlapped.last)
+        if late.first is not None and runs_first:
+            self.queue(s, late.first, None, asked_at)
+            self.record_unrun_slots(s, "skipped", slots_between(s, late.first, asked_at))
+        elif late.slots:
+            before = asked_at if chosen is None else chosen - 1
+            earlier = slots_between(s, max(undecided_after(s), busy_until), before)
+            self.record_unrun_slots(s, "missed", earlier)
+        s.decided_until = latest(s.decided_until, late.last)
+        return queued
+
+    def queue(self, s: Schedule, slot: int, attempt: str | None, asked_at: int) -> SlotRun:
+        """Let a slot wait for the end of the active run."""
+        return self.record(SlotRun(0, s.name, slot, slot, 1, 0, asked_at, attempt=attempt, outcome="queued"))
+
+    def nothing_to_run(
+        self,
+        s: Schedule,
+        active: SlotRun | None,
+        queued: SlotRun | None,
+        blocked: bool,
+        overlapped: Slots,
+        attempt: str | None,
+        asked_at: int,
+    ) -> Claimed:
+        """Reply that the caller has nothing to run."""
+        slot = active.slot if s.kind == "delay" and active is not None else s.decided_until
+        if queued is not None and blocked and attempt is not None and queued.attempt == attempt:
+            decision, slot = "queued", queued.slot
+        elif overlapped.slots:
+            decision = "skipped"
+        else:
+            decision = "running" if blocked else "none"
+        upcoming = slot_after(s, max(asked_at, undecided_after(s)))
+        return Claimed(decision, asked_at, slot, None if upcoming is None else (upcoming - asked_at) / SECOND)
 
     def end_slot(self, name: str, token: int, outcome: str) -> str | None:
         store = self._store
@@ -333,6 +406,11 @@ class Schedules:
         s.last_ended_at = ended
         return outcome
 
-
-def _defines(s: Schedule) -> Definition:
-    return Definition(s.name, s.kind, s.period, s.catch_up, s.delivery, s.grace)
+    def slot_outcome(self, name: str, slot: int) -> tuple[SlotRun, bool] | None:
+        """Return the newest row of the ledger with this slot, and whether that run is alive."""
+        for run in reversed(self.ledger(name)):
+            if run.slot <= slot <= run.last_slot:
+                row = self._store.tables.rows.get(run.lock or "")
+                held = row is not None and row.token == run.token and row.expires_at > self._store.now()
+                return run, run.outcome is None and held
+        return None

@@ -13,7 +13,8 @@ The checks keep their own record of the ledger. They do not rely on the store.
 
 from __future__ import annotations
 
-from dblock.testing.database.schedules.store import Claimed, Slots, slot_grace
+from dblock.testing.database.schedules.slots import Slots, slot_grace
+from dblock.testing.database.schedules.store import Claimed
 from dblock.testing.database.tables import Schedule, SlotRun
 from tests.robustness.simulation.checks import Checks
 from tests.robustness.simulation.world import Violation

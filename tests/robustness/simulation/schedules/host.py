@@ -15,7 +15,7 @@ from dblock._core.slots import Claim, Definition, SlotFlows
 from dblock.errors import DatabaseError, DblockError, LeaseLost
 from dblock.lock import _may_be_granted
 from dblock.recipes.schedules.schedule import LONGEST_WAIT, _pause
-from dblock.testing.database.schedules.store import SECOND
+from dblock.testing.database.schedules.slots import SECOND
 from tests.robustness.simulation.client import Client
 from tests.robustness.simulation.process import Cancelled, Task
 from tests.robustness.simulation.schedules.checks import SlotChecks
