@@ -134,6 +134,13 @@ def test_term_that_another_client_took_is_noticed_with_the_next_renewal(client: 
         assert not election.is_leader()
 
 
+def test_term_that_is_not_renewed_ends_the_wait_of_its_body(client: MemoryClient, clock: Clock) -> None:
+    with pytest.raises(dblock.LeaseLost), client.election("e", ttl=30).lead() as term:
+        client._runtime.keepalive.discard(term._state)
+        assert term.wait(3600) is True
+        assert clock() == pytest.approx(29.4)
+
+
 async def test_transfer_and_priority_end_a_term_on_the_clock(
     tasks: AsyncMemoryClient, others: AsyncMemoryClient, clock: Clock
 ) -> None:
