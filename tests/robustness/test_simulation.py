@@ -124,6 +124,8 @@ RECIPES = {
     "schedules": {
         "claim run",
         "claim running",
+        "claim plan",
+        "claim queued",
         "claim none",
         "claim skipped",
         "end_slot succeeded",

@@ -37,7 +37,7 @@ class BothRecipes(Both):
 
     def _acts(self) -> dict[Callable[[], None], float]:
         if self._recipe == "schedules":
-            return {**super()._acts(), self._claim: 24, self._end_slot: 6, self._outcome: 2}
+            return {**super()._acts(), self._claim: 24, self._end_slot: 12, self._outcome: 2}
         return {
             **super()._acts(),
             self._campaign: 15,
