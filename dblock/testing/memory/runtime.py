@@ -238,6 +238,15 @@ class AsyncMemoryRuntime(_MemoryRuntime):
 
     async def run(self, flow: Flow[T]) -> T:
         """Perform a flow."""
+        self._check_loop()
+        return await self._run(flow, self.perform)
+
+    async def run_even_if_closed(self, flow: Flow[T]) -> T:
+        """Perform a flow even if the client has been closed."""
+        self._check_loop()
+        return await self._run(flow, self._perform_even_if_closed)
+
+    def _check_loop(self) -> None:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -245,11 +254,6 @@ class AsyncMemoryRuntime(_MemoryRuntime):
         self._loop = self._loop or loop
         if self._loop is not loop:
             raise DblockError("This AsyncMemoryClient belongs to another event loop. Make one for each loop.")
-        return await self._run(flow, self.perform)
-
-    async def run_even_if_closed(self, flow: Flow[T]) -> T:
-        """Perform a flow even if the client has been closed."""
-        return await self._run(flow, self._perform_even_if_closed)
 
     async def _run(self, flow: Flow[T], perform: Callable[[Any], Any]) -> T:
         self.clock.run_due()
