@@ -188,7 +188,8 @@ class BothSeveral(Both):
     def _holder(self) -> None:
         statement = self._flows(self._clients[0]).statements.holder
         real, fake = self._ask(Call(statement, (self.chance.choice(self._names),)))
-        self._same(real, fake or (None,) * 6)
+        free = (None,) * 6
+        self._same(real or free, fake or free)
 
     def _queue(self) -> None:
         statement = self._flows(self._clients[0]).statements.queue
