@@ -9,19 +9,23 @@ A Watch sees only this process. The plugin finds in the database what other proc
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dblock._runtime.shutdown import close_without_loop
 from dblock.client_base import ClientBase
 from dblock.observability import ObservedHold, ObservedWait, Observer
 from dblock.testing.client_clock import ClientClock
 from dblock.testing.locations import UNKNOWN, Location, caller_location
+
+if TYPE_CHECKING:
+    from dblock.recipes.elections.base import ElectionBase
 
 THREADS_END_WITHIN = 2.0
 
@@ -171,12 +175,27 @@ def close(client: Any) -> None:
     if loop is None:
         # A Client, or an AsyncClient that was never used.
         if runtime.runner is not None:
+            _abandon_terms(runtime)
             client.close()
     elif loop.is_closed() or loop.is_running():
         runtime.shutdown()
         runtime.closed, runtime.runner = True, None
     else:
+        _abandon_terms(runtime)
         loop.run_until_complete(client.close())
+
+
+def _abandon_terms(runtime: Any) -> None:
+    """Let the close of a client release its terms at once. By itself it waits for their bodies, up to the ttl."""
+    for close_election in list(runtime.before_close):
+        election: ElectionBase[Any] = close_election.__self__
+        election.stop()
+        term = election._term
+        with contextlib.suppress(ValueError):  # the body has just returned
+            runtime.before_close.remove(close_election)
+            if term is not None:
+                election._abandon(term._lease)
+                term._end_waits()
 
 
 def describe_held_lock(lock: str, token: int | None, holder: str | None, where: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -11,9 +13,11 @@ import pytest
 
 import dblock
 from dblock.observability import Observer
+from dblock.recipes.elections.term import Term
 from dblock.testing import leaks, private_database
 from dblock.testing.leaks import Watch, watching
 from dblock.testing.private_database import PrivateDatabase
+from tests.support.machine import before_long
 
 
 def line_here(offset: int) -> str:
@@ -96,6 +100,67 @@ def test_client_that_is_open_is_noted_and_closed(watch: Watch, dsn: str) -> None
     with pytest.raises(dblock.ClientClosed):
         client.lock("a").try_acquire()
     unused.close()
+
+
+def campaign(client: dblock.Client) -> object:
+    return client.election("leader").campaign()
+
+
+def lead(client: dblock.Client) -> object:
+    stack = contextlib.ExitStack()
+    stack.enter_context(client.election("leader").lead())
+    return stack
+
+
+def campaign_in_a_thread(client: dblock.Client) -> object:
+    made: list[object] = []
+    thread = threading.Thread(target=lambda: made.append(campaign(client)))
+    thread.start()
+    thread.join()
+    return made
+
+
+def run_a_body_that_stays(client: dblock.Client) -> object:
+    begun, end = threading.Event(), threading.Event()
+
+    def body(term: Term) -> None:
+        begun.set()
+        end.wait()
+
+    threading.Thread(target=client.election("leader").run, args=[body], daemon=True).start()
+    begun.wait()
+    return end
+
+
+@pytest.mark.parametrize("leave_term", [campaign, lead, campaign_in_a_thread, run_a_body_that_stays])
+def test_term_that_is_left_is_noted_once_and_released_at_once(
+    watch: Watch, dsn: str, database: PrivateDatabase, leave_term: Callable[[dblock.Client], object]
+) -> None:
+    left = leave_term(dblock.Client(dsn))
+    watch.note_calls()
+    with before_long(1):
+        watch.close_clients()
+    watch.note_threads()
+    database.note_left(watch)
+    said_of_term, said_of_client = watch.left
+    assert said_of_term.startswith("lock 'election:leader' (token ")
+    assert said_of_client.startswith("a client with its connections and threads, not closed: ")
+    del left
+
+
+def test_async_term_that_is_left_in_an_open_loop_is_released_at_once(
+    watch: Watch, dsn: str, database: PrivateDatabase
+) -> None:
+    loop = asyncio.new_event_loop()
+    client = dblock.AsyncClient(dsn)
+    term = loop.run_until_complete(client.election("leader").campaign())
+    with before_long(1):
+        watch.close_clients()
+    loop.close()
+    watch.left.clear()
+    database.note_left(watch)
+    assert watch.left == []
+    assert not term.remaining()
 
 
 def test_observers_of_the_user_are_called_too(dsn: str) -> None:
