@@ -86,7 +86,8 @@ def _dblock_database(request: pytest.FixtureRequest) -> Iterator[PrivateDatabase
     import psycopg
 
     from dblock.errors import DblockError
-    from dblock.testing.private_database import private_database, private_schema
+    from dblock.testing.private_database import private_database
+    from dblock.testing.private_schema import private_schema
 
     dsn = request.config.getoption("--dblock-dsn") or request.config.getini("dblock_dsn")
     worker = getattr(request.config, "workerinput", {}).get("workerid")

@@ -1,11 +1,11 @@
 """The database of one process of a test run: private, cleaned between tests, and removed at the end.
 
-It is a database of the server that the run starts (dblock.testing.shared_server), or a schema in the database of a DSN.
+It is a database of the server that the run starts (dblock.testing.shared_server), or a schema in the database of a DSN
+(dblock.testing.private_schema).
 """
 
 from __future__ import annotations
 
-import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -56,14 +56,23 @@ LEFT = (
 class PrivateDatabase:
     """A database with dblock installed, for the tests of one process."""
 
-    def __init__(self, dsn: str, schema: str, fences: str | None, *, exclusive: bool) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        schema: str,
+        fences: str | None,
+        *,
+        exclusive: bool,
+        connection: psycopg.Connection[Any] | None = None,
+    ) -> None:
+        """Use this connection of the schema's owner, in autocommit, or open one."""
         import psycopg
 
         self.dsn = dsn
         self.schema = schema
         self.exclusive = exclusive
         """Whether no other program has sessions in this database."""
-        self._connection: psycopg.Connection[Any] = psycopg.connect(dsn, autocommit=True)
+        self._connection = connection or psycopg.connect(dsn, autocommit=True)
         self._connection.execute(f"SET lock_timeout = '{PATIENCE}'".encode())
         self._schemas = [schema] if fences is None else [schema, fences]
         tables = self._connection.execute(TABLES, [self._schemas, list(LASTING)]).fetchall()
@@ -141,25 +150,3 @@ def private_database(folder: Path, worker: str | None) -> Iterator[PrivateDataba
             database.close()
     finally:
         server.leave()
-
-
-@contextmanager
-def private_schema(dsn: str) -> Iterator[PrivateDatabase]:
-    """Install dblock into a new schema of an existing database, and drop the schema at the end."""
-    import psycopg
-
-    from dblock.admin.schema import install
-
-    # Without the driver that SQLAlchemy's spelling names.
-    dsn = re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", dsn)
-    schema = f"dblock_test_{uuid.uuid4().hex[:12]}"
-    install(dsn, schema)
-    try:
-        database = PrivateDatabase(dsn, schema, None, exclusive=False)
-        try:
-            yield database
-        finally:
-            database.close()
-    finally:
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            connection.execute(f"DROP SCHEMA IF EXISTS {quoted(schema)} CASCADE".encode())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -10,7 +12,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from tests.support.inner_pytest import INI, run_pytest
+from dblock.testing import private_schema as private_schemas
+from dblock.testing.private_schema import private_schema
+from tests.support.inner_pytest import INI, command, environment, run_pytest
+from tests.support.pooler import Pooler, needs_pgbouncer
 
 pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
 
@@ -44,6 +49,74 @@ def test_dsn_of_the_user_gets_a_schema_that_is_dropped(project: Path, dsn: str) 
     with psycopg.connect(dsn) as connection:
         left = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'dblock%'").fetchall()
     assert left == [("dblock",)]
+
+
+def schemas_of(dsn: str) -> set[str]:
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'dblock_test_%'").fetchall()
+    return {name for (name,) in found}
+
+
+def test_schema_of_a_killed_run_is_dropped_by_the_next(tmp_path: Path, dsn: str) -> None:
+    (tmp_path / "pytest.ini").write_text(INI)
+    (tmp_path / "test_locks.py").write_text(
+        "import pathlib, time\n"
+        "def test_long(dblock_schema):\n"
+        "    pathlib.Path('begun').write_text(dblock_schema)\n"
+        "    time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        command("--dblock-dsn", dsn),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as run:
+        try:
+            begun = tmp_path / "begun"
+            while not begun.exists() or not begun.read_text():
+                assert run.poll() is None
+                time.sleep(0.02)
+            schema = begun.read_text()
+            with private_schema(dsn) as beside:
+                assert schemas_of(dsn) == {schema, beside.schema}
+        finally:
+            run.kill()
+    assert schemas_of(dsn) == {schema}
+    killed = time.monotonic()
+    marks = (
+        "SELECT count(*) FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database"
+        " WHERE l.locktype = 'advisory' AND d.datname = current_database()"
+    )
+    with psycopg.connect(dsn) as connection:
+        while connection.execute(marks).fetchone() != (0,):  # the server takes a moment to notice the kill
+            assert time.monotonic() < killed + 20
+            time.sleep(0.02)
+    with private_schema(dsn) as after:
+        assert schemas_of(dsn) == {after.schema}
+    assert schemas_of(dsn) == set()
+
+
+def test_schema_of_a_killed_run_that_a_session_uses_stays(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_schemas, "PATIENCE", "50ms")
+    left = f"{private_schemas.PREFIX}{'0' * 12}"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {left} CREATE TABLE used ()".encode())
+        with connection.transaction():
+            connection.execute(f"SELECT FROM {left}.used".encode())
+            with private_schema(dsn) as first:
+                assert schemas_of(dsn) == {left, first.schema}
+        with private_schema(dsn) as second:
+            assert schemas_of(dsn) == {second.schema}
+
+
+@needs_pgbouncer
+def test_schema_of_a_run_behind_a_pooler_stays_while_another_run_begins(dsn: str) -> None:
+    with Pooler(dsn) as pooler, private_schema(pooler.dsn) as pooled:
+        with private_schema(dsn) as direct:
+            assert schemas_of(dsn) == {pooled.schema, direct.schema}
+        assert pooled.schema.startswith(private_schemas.POOLED_PREFIX)
+    assert schemas_of(dsn) == set()
 
 
 def test_setting_names_the_dsn_too(project: Path, dsn: str) -> None:
