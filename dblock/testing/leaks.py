@@ -21,13 +21,18 @@ from typing import TYPE_CHECKING, Any
 from dblock._runtime.shutdown import close_without_loop
 from dblock.client_base import ClientBase
 from dblock.observability import ObservedHold, ObservedWait, Observer
+from dblock.recipes.barriers.flows import WaitingFlows
 from dblock.testing.client_clock import ClientClock
 from dblock.testing.locations import UNKNOWN, Location, caller_location
 
 if TYPE_CHECKING:
+    from dblock._core.effects import Flow
     from dblock.recipes.elections.base import ElectionBase
 
 THREADS_END_WITHIN = 2.0
+
+WAITERS_LEAVE_WITHIN = 0.25
+"""Seconds in which a waiter leaves a barrier or a latch that has just let it through."""
 
 HELPERS = ("dblock connecting", "dblock timer", "dblock timeout", "dblock callback")
 """The names of the threads that a client starts for a single call or callback."""
@@ -43,6 +48,8 @@ class Watch(Observer):
         self._lock = threading.Lock()
         self.waits: dict[ObservedWait, Location | None] = {}
         """The waits that have not ended."""
+        self.waits_at: dict[object, tuple[WaitingFlows, Location | None]] = {}
+        """The waits at barriers and latches that have not ended, of all clients of this process."""
         self.holds: dict[ObservedHold, Location | None] = {}
         """The leases that have not ended."""
         self.clients: list[tuple[Any, Location | None]] = []
@@ -108,6 +115,19 @@ class Watch(Observer):
         for wait, location in waits:
             names = ", ".join(map(repr, wait.locks))
             self.left.append(f"a ticket in the queue for {names}: {wait.holder} waits at {location or UNKNOWN}")
+        self._note_waits_at_barriers()
+
+    def _note_waits_at_barriers(self) -> None:
+        clients = [*self.lent, *(client for client, _ in self.clients)]
+        of_test = [client._runtime.flows for client in clients]
+        until = time.monotonic() + WAITERS_LEAVE_WITHIN
+        while found := [key for key, (flows, _) in list(self.waits_at.items()) if flows._flows in of_test]:
+            if time.monotonic() >= until:
+                break
+            time.sleep(0.002)
+        for flows, location in filter(None, (self.waits_at.pop(key, None) for key in found)):
+            holder = flows._flows.holder_name()
+            self.left.append(describe_waiter(flows.kind, flows._name, holder, f"at {location or UNKNOWN}"))
 
     def close_clients(self) -> None:
         """Note each client that is open, and close it."""
@@ -147,13 +167,26 @@ def watching(watch: Watch) -> Iterator[Watch]:
         self._runtime.flows.clock = ClientClock()
         watch.clients.append((self, caller_location()))
 
+    original_wait = WaitingFlows._wait
+
+    @functools.wraps(original_wait)
+    def wait(self: WaitingFlows, *args: Any) -> Flow[int | None]:
+        key = object()
+        watch.waits_at[key] = (self, caller_location())
+        try:
+            return (yield from original_wait(self, *args))
+        finally:
+            watch.waits_at.pop(key, None)
+
     global current
     before, current = current, watch
     ClientBase.__init__ = init  # type: ignore[method-assign]
+    WaitingFlows._wait = wait  # type: ignore[method-assign,assignment]
     try:
         yield watch
     finally:
         ClientBase.__init__ = original  # type: ignore[method-assign]
+        WaitingFlows._wait = original_wait  # type: ignore[method-assign]
         current = before
 
 
@@ -202,6 +235,11 @@ def describe_held_lock(lock: str, token: int | None, holder: str | None, where: 
     """Return a sentence that names a lock, its holder, and where the lock was acquired."""
     kind = "an efficiency lock" if token is None or token < 0 else f"token {token}"
     return f"lock {lock!r} ({kind}), held by {holder}: acquired {where}"
+
+
+def describe_waiter(kind: str, name: str, holder: str, where: str) -> str:
+    """Return a sentence that names a barrier or a latch, a waiter at it, and where that one waits."""
+    return f"a waiter at {kind} {name!r}: {holder} waits {where}"
 
 
 def _in_shutdown_without_loop() -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dblock._core.options import quoted
 from dblock.errors import EmbeddedError
-from dblock.testing.leaks import Watch, describe_held_lock
+from dblock.testing.leaks import Watch, describe_held_lock, describe_waiter
 
 if TYPE_CHECKING:
     import psycopg
@@ -47,6 +47,8 @@ TABLES = (
 LEFT = (
     "SELECT 'lock', name, token, holder FROM {schema}.distributed_locks WHERE expires_at > clock_timestamp()"
     " UNION ALL SELECT 'ticket', name, NULL, holder FROM {schema}.lock_tickets"
+    " UNION ALL SELECT kind, name, NULL, holder FROM {schema}.barrier_waiters AS w WHERE NOT over"
+    " AND NOT (kind = 'latch' AND EXISTS (SELECT FROM {schema}.latches AS l WHERE l.name = w.name AND remaining = 0))"
     " UNION ALL SELECT 'connection', application_name, pid, backend_start::text FROM pg_stat_activity"
     " WHERE %s AND datname = current_database() AND application_name = 'dblock'"
     " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
@@ -86,7 +88,7 @@ class PrivateDatabase:
         return self._connection
 
     def note_left(self, watch: Watch) -> None:
-        """Note each lock, ticket and connection of dblock that is still in the database."""
+        """Note each lock, ticket, waiter and connection of dblock that is still in the database."""
         until = time.monotonic() + SESSIONS_END_WITHIN
         while True:
             found = self._connection.execute(self._left, [self.exclusive]).fetchall()
@@ -101,6 +103,8 @@ class PrivateDatabase:
                 watch.left.append(describe_held_lock(name, number, holder, where))
             elif kind == "ticket":
                 watch.left.append(f"a ticket in the queue for {name!r}: {holder} waits in another process")
+            elif kind in ("barrier", "latch"):
+                watch.left.append(describe_waiter(kind, name, holder, "in another process"))
             else:
                 watch.left.append(f"a connection of dblock since {holder}, of backend {number}")
 

@@ -65,7 +65,7 @@ def check_wait(kind: str, name: str, timeout: Seconds | None) -> float | None:
     return None if seconds == math.inf else seconds
 
 
-class _WaitingFlows:
+class WaitingFlows:
     """What the flows of barriers and latches share."""
 
     kind = ""
@@ -143,7 +143,7 @@ class _WaitingFlows:
             yield Call(self._wake_waiters, (self.kind, self._name), within=GIVE_UP_WITHIN)
 
 
-class BarrierFlows(_WaitingFlows):
+class BarrierFlows(WaitingFlows):
     """The flows of one barrier."""
 
     kind = "barrier"
@@ -178,7 +178,7 @@ class BarrierFlows(_WaitingFlows):
         return None if number is None else int(number)
 
 
-class LatchFlows(_WaitingFlows):
+class LatchFlows(WaitingFlows):
     """The flows of one latch."""
 
     kind = "latch"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -161,6 +162,75 @@ def test_async_term_that_is_left_in_an_open_loop_is_released_at_once(
     database.note_left(watch)
     assert watch.left == []
     assert not term.remaining()
+
+
+def wait_at_barrier(client: dblock.Client) -> None:
+    client.barrier("b", parties=2).wait()
+
+
+def wait_at_latch(client: dblock.Client) -> None:
+    client.latch("b", count=2).wait()
+
+
+@contextlib.contextmanager
+def waiter(database: PrivateDatabase, client: dblock.Client, wait: Callable[[dblock.Client], None]) -> Iterator[None]:
+    """Let a thread wait at a barrier or a latch until its client is closed."""
+
+    def run() -> None:
+        with contextlib.suppress(dblock.ClientClosed):
+            wait(client)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while database.connection.execute("SELECT count(*) FROM dblock.barrier_waiters").fetchone() == (0,):
+        time.sleep(0.005)
+    try:
+        yield
+    finally:
+        client.close()
+        thread.join()
+
+
+@pytest.mark.parametrize(("wait", "kind"), [(wait_at_barrier, "barrier"), (wait_at_latch, "latch")])
+def test_waiter_at_a_barrier_or_a_latch_is_noted_with_its_line(
+    watch: Watch,
+    holder: dblock.Client,
+    database: PrivateDatabase,
+    wait: Callable[[dblock.Client], None],
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leaks, "WAITERS_LEAVE_WITHIN", 0.01)
+    with waiter(database, holder, wait):
+        watch.note_calls()
+    watch.note_calls()
+    database.note_left(watch)
+    (said,) = watch.left
+    assert said.startswith(f"a waiter at {kind} 'b': holder waits at ")
+    assert said.endswith(f"test_leaks.py:{wait.__code__.co_firstlineno + 1} in {wait.__name__}")
+
+
+@pytest.mark.parametrize(("wait", "kind"), [(wait_at_barrier, "barrier"), (wait_at_latch, "latch")])
+def test_waiter_of_another_process_at_a_barrier_or_a_latch_is_noted(
+    dsn: str, database: PrivateDatabase, wait: Callable[[dblock.Client], None], kind: str
+) -> None:
+    watch = Watch()
+    outside = PrivateDatabase(dsn, "dblock", None, exclusive=False)
+    with waiter(database, dblock.Client(dsn, holder="theirs"), wait):
+        watch.note_calls()
+        outside.note_left(watch)
+    outside.close()
+    assert watch.left == [f"a waiter at {kind} 'b': theirs waits in another process"]
+
+
+def test_waiter_that_a_latch_lets_through_is_not_noted(watch: Watch, holder: dblock.Client, dsn: str) -> None:
+    made = PrivateDatabase(dsn, "dblock", None, exclusive=False)
+    with waiter(made, holder, wait_at_latch):
+        holder.latch("b", count=2).count_down(2)
+        watch.note_calls()
+        made.note_left(watch)
+    made.close()
+    assert watch.left == []
 
 
 def test_observers_of_the_user_are_called_too(dsn: str) -> None:
