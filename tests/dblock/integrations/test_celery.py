@@ -21,6 +21,7 @@ import dblock
 from dblock.integrations.celery import Locked
 from tests.support.machine import before_long, measured, too_late_to_renew
 from tests.support.servers import private_server
+from tests.support.shell import until
 
 pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
 
@@ -61,6 +62,13 @@ def wait_for(path: Path, present: bool = True) -> str:
     return path.read_text() if present else ""
 
 
+def wait_for_presence(dsn: str, name: str) -> None:
+    """Return once the server knows which session the holder of a lock depends on."""
+    with psycopg.connect(dsn, autocommit=True) as owner:
+        query = "SELECT FROM dblock.distributed_locks WHERE name = %s AND presence IS NOT NULL"
+        until(lambda: owner.execute(query, [name]).fetchone() is not None, "the presence of the holder")
+
+
 def failure(result: Any) -> str:
     """Wait for a task that fails, and return its traceback."""
     result.get(timeout=40, propagate=False)
@@ -95,9 +103,10 @@ def test_lock_of_a_killed_worker_process_does_not_stick(worker: tuple[Any, str, 
 
 
 def test_unique_task_of_a_killed_worker_process_can_be_sent_again(worker: tuple[Any, str, Path]) -> None:
-    tasks, _, folder = worker
+    tasks, dsn, folder = worker
     running = tasks.hold_alone.delay(4)
     process = int(wait_for(folder / "job-4"))
+    wait_for_presence(dsn, "job:4")
     assert tasks.hold_alone.delay(4).id == running.id
     os.kill(process, signal.SIGKILL)
     (folder / "job-4").unlink()
