@@ -77,8 +77,8 @@ def _skip_without_presence(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def _keep_log_levels() -> Iterator[None]:
-    """Restore the levels of the loggers: an example of the docs that a test runs sets one."""
-    loggers = [logging.getLogger(name) for name in ("dblock", "fenced_store")]
+    """Restore the levels of the loggers: an example of the docs or a framework that a test runs sets one."""
+    loggers = [logging.getLogger(name) for name in ("", "dblock", "fenced_store")]
     before = [logger.level for logger in loggers]
     yield
     for logger, level in zip(loggers, before, strict=True):

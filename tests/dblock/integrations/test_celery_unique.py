@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from celery import Celery, chain
+from celery import Celery, chain, signals
 from celery.contrib.testing.worker import start_worker
 from celery.worker import state
 from kombu.exceptions import OperationalError
@@ -96,6 +96,17 @@ class Case:
                 # The worker looks whether it should end after each message, and otherwise every two seconds.
                 state.should_terminate = 0
                 self.app.tasks["celery.accumulate"].delay()
+
+
+@pytest.fixture(autouse=True)
+def _no_logging_of_celery() -> Iterator[None]:
+    """Leave the root logger as it is: Celery would raise its level, and hide warnings from all later tests."""
+
+    def leave_it(**_: Any) -> None: ...
+
+    signals.setup_logging.connect(leave_it, weak=False)
+    yield
+    signals.setup_logging.disconnect(leave_it)
 
 
 @pytest.fixture
