@@ -301,19 +301,24 @@ def test_task_that_retries_is_sent_and_stays_unique(
     make: Callable[..., Case], until: str, owner: psycopg.Connection
 ) -> None:
     case = make(unique=until)
-    sent: list[str] = []
+    lock = case.locks.client.lock("report:ada")
 
     def retry(task: Any) -> None:
+        case.hold(task)
         if task.request.retries == 0:
-            raise task.retry(countdown=0.5)
+            raise task.retry(countdown=0.05)
 
     case.body = retry
-    with case.worker():
+    with case.worker(), ThreadPoolExecutor(1) as thread:
         first = case.report.delay()
-        eventually(lambda: case.ran and marks(owner))
-        sent.append(case.report.delay().id)
+        assert case.began.wait(30)
+        # The next holder of the lock keeps the message that is sent again from beginning.
+        acquiring = thread.submit(lock.acquire, 30)
+        eventually(lock.queue)
+        case.may_end.set()
+        with acquiring.result(30):
+            assert case.report.delay().id == first.id
         assert first.get(timeout=30) == "ada"
-    assert sent == [first.id]
     assert case.ran == [first.id] * 2
     assert marks(owner) == []
 
