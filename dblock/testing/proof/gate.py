@@ -14,7 +14,7 @@ import socket
 import struct
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -23,21 +23,11 @@ from psycopg import conninfo
 from dblock.testing.locations import Location
 
 SSL_REQUEST, GSS_REQUEST = 80877103, 80877104
-CANCEL_REQUEST = 80877102
 
 ENDS_A_REQUEST = b"QSHFXpcfd"
 """The types of the messages after which the server is expected to act."""
 
-OWN = b"dblock"
-"""The application_name of dblock's own connections."""
-
-NAMES_ITSELF = "SET application_name TO 'dblock'"
-"""What a client of dblock sends first over a connection of an engine."""
-
-
 DROPPED = (
-    "application_name",
-    "fallback_application_name",
     "hostaddr",
     "sslmode",
     "sslnegotiation",
@@ -57,11 +47,17 @@ class Statement(NamedTuple):
 class Gate:
     """Stands between a holder and the server of a DSN. The holder connects to `dsn`."""
 
-    def __init__(self, dsn: str, server: tuple[str, int], where: Callable[[], Location | None]) -> None:
-        """Listen. `server` is the host and port to which the DSN leads. `where` returns the line of the holder."""
+    def __init__(
+        self, dsn: str, server: tuple[str, int], where: Callable[[], Location | None], own: Set[int] = frozenset()
+    ) -> None:
+        """Listen. `server` is the host and port to which the DSN leads. `where` returns the line of the holder.
+
+        `own` has the process IDs of the sessions of dblock's clients. It grows while the holder runs.
+        """
         parameters = conninfo.conninfo_to_dict(dsn)
         self._host, self._port = server
         self._where = where
+        self.own = own
         self._folder = tempfile.mkdtemp(prefix="dblock-gate-")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(f"{self._folder}/.s.PGSQL.{self._port}")
@@ -171,8 +167,6 @@ class _Link:
         self._gate = gate
         self._client, self._server = client, server
         self._prepared: dict[bytes, str] = {}
-        self.own = False
-        """Whether a client of dblock uses this connection."""
         self.backend = 0
         """The process ID of the session; 0 until the server has sent it."""
 
@@ -193,9 +187,7 @@ class _Link:
                 if (text := self._text_of(kind, body)) is not None:
                     texts.append(text)
                 if kind in ENDS_A_REQUEST:
-                    if texts and NAMES_ITSELF in texts[0]:
-                        self.own = True
-                    self._gate.admit("; ".join(texts) if texts else None, self.own)
+                    self._gate.admit("; ".join(texts) if texts else None, self.backend in self._gate.own)
                     self._server.sendall(request)
                     request, texts = bytearray(), []
         self.close()
@@ -208,9 +200,7 @@ class _Link:
                 break
             self._client.sendall(b"N")
         rest = self._read(length - 8)
-        words = rest.split(b"\0")
-        self.own = code != CANCEL_REQUEST and OWN in words and words[words.index(OWN) - 1] == b"application_name"
-        self._gate.admit(None, self.own)
+        self._gate.admit(None, own=False)
         self._server.sendall(head + rest)
 
     def _text_of(self, kind: bytes, body: bytes) -> str | None:
@@ -225,12 +215,25 @@ class _Link:
 
     def pass_replies(self) -> None:
         """Pass on the replies, and note the process ID of the session."""
+        start = b""
         with contextlib.suppress(OSError):
             while data := self._server.recv(65536):
-                if not self.backend and (at := data.find(b"K\0\0\0\x0c")) >= 0 and len(data) >= at + 9:
-                    self.backend = struct.unpack("!I", data[at + 5 : at + 9])[0]
+                if not self.backend:
+                    start = self._find_backend(start + data)
                 self._client.sendall(data)
         self.close()
+
+    def _find_backend(self, replies: bytes) -> bytes:
+        """Look for the message BackendKeyData. Return the part of a message that has not arrived completely."""
+        while len(replies) >= 5:
+            end = 1 + struct.unpack("!I", replies[1:5])[0]
+            if len(replies) < end:
+                break
+            if replies[:1] == b"K":
+                self.backend = struct.unpack("!I", replies[5:9])[0]
+                return b""
+            replies = replies[end:]
+        return replies
 
     def _read(self, count: int) -> bytes:
         data = b""

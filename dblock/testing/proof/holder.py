@@ -7,13 +7,13 @@ import contextlib
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from dblock.errors import InvalidArgument
 from dblock.testing.locations import Location, user_location
-from dblock.testing.proof.gate import OWN
+from dblock.testing.proof.own_sessions import FirstConnection
 
 GIVEN = ("dsn", "client", "connection", "engine", "lease")
 
@@ -44,8 +44,9 @@ def parameters_of(function: Callable[..., Any]) -> list[str]:
 class Holder:
     """A thread that runs the function once."""
 
-    def __init__(self, function: Callable[..., Any], schema: str, lock: str) -> None:
-        self._function, self._schema, self._lock = function, schema, lock
+    def __init__(self, function: Callable[..., Any], schema: str, lock: str, own: set[int]) -> None:
+        """Run under this lock. `own` gets the process IDs of sessions that are not the function's."""
+        self._function, self._schema, self._lock, self._own = function, schema, lock, own
         self._asked = parameters_of(function)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -105,8 +106,8 @@ class Holder:
             if "engine" in self._asked:
                 from sqlalchemy import create_engine
 
-                names = _names(dsn)
-                engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(next(names)))
+                first = FirstConnection(self._own)
+                engine = create_engine("postgresql+psycopg://", creator=lambda: first.note(psycopg.connect(dsn)))
                 stack.callback(engine.dispose)
                 engine.connect().close()
                 engine.dispose()
@@ -130,10 +131,12 @@ class Holder:
             if "engine" in self._asked:
                 from sqlalchemy.ext.asyncio import create_async_engine
 
-                names = _names(dsn)
-                engine = create_async_engine(
-                    "postgresql+psycopg://", async_creator=lambda: psycopg.AsyncConnection.connect(next(names))
-                )
+                first = FirstConnection(self._own)
+
+                async def connect() -> Any:
+                    return first.note(await psycopg.AsyncConnection.connect(dsn))
+
+                engine = create_async_engine("postgresql+psycopg://", async_creator=connect)
                 stack.push_async_callback(engine.dispose)
                 await (await engine.connect()).close()
                 await engine.dispose()
@@ -144,19 +147,6 @@ class Holder:
                 connecting = await psycopg.AsyncConnection.connect(dsn)
                 given["connection"] = await stack.enter_async_context(connecting)
             await self._function(**{name: given[name] for name in self._asked})
-
-
-def _names(dsn: str) -> Iterator[str]:
-    """Yield the DSNs of the connections of an engine.
-
-    Over the first one, SQLAlchemy asks for the version and the settings of the server. These are no statements of the
-    function, so that connection has the name of dblock's own.
-    """
-    from psycopg.conninfo import make_conninfo
-
-    yield make_conninfo(dsn, application_name=OWN.decode())
-    while True:
-        yield dsn
 
 
 def _location_of_task(task: asyncio.Task[Any]) -> Location | None:

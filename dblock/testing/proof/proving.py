@@ -18,7 +18,6 @@ at the statement that it has reached, and the second one runs after that.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -31,12 +30,10 @@ from dblock.errors import DblockError, InvalidArgument
 from dblock.testing.leaks import watching
 from dblock.testing.proof.gate import Statement
 from dblock.testing.proof.holder import GIVEN
+from dblock.testing.proof.own_sessions import noting_own_sessions
 from dblock.testing.proof.report import Report, Unsafe, shortened
 from dblock.testing.proof.run import SAME_VALUES, BothHolders, Run
 from dblock.testing.proof.tables import Tables, difference
-
-NAME_OF_SESSIONS = "PGAPPNAME"
-"""Sessions of dblock are known by their name, unless this variable gives them another one."""
 
 BLOCKED_BY = """
 SELECT EXISTS (
@@ -81,24 +78,12 @@ def prove_fenced(
         connection.execute("SET TimeZone TO 'UTC'")
         proof = Proof(function, dsn, schema, lock, reset, patience, Tables(connection, tables, ignore), connection)
         try:
-            with _without(NAME_OF_SESSIONS):
-                return proof.report()
+            return proof.report()
         finally:
             try:
                 proof.put_back()
             finally:
                 proof.tables.drop_copies()
-
-
-@contextmanager
-def _without(variable: str) -> Iterator[None]:
-    """Remove a variable from the environment during the block."""
-    was = os.environ.pop(variable, None)
-    try:
-        yield
-    finally:
-        if was is not None:
-            os.environ[variable] = was
 
 
 class Proof:
@@ -212,8 +197,8 @@ class Proof:
     def _run(self) -> Iterator[Run]:
         self.put_back()
         watch = BothHolders()
-        with watching(watch):
-            run = Run(self, watch)
+        with watching(watch), noting_own_sessions() as own:
+            run = Run(self, watch, own)
             try:
                 yield run
             finally:

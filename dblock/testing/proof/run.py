@@ -47,13 +47,13 @@ class BothHolders(Watch):
 class Run:
     """One run: the first holder behind its gate, and the second one."""
 
-    def __init__(self, proof: Proof, watch: BothHolders) -> None:
+    def __init__(self, proof: Proof, watch: BothHolders, own: set[int]) -> None:
         self._proof = proof
         self._watch = watch
-        self._first = Holder(proof.function, proof.schema, proof.lock)
-        self._second = Holder(proof.function, proof.schema, proof.lock)
+        self._first = Holder(proof.function, proof.schema, proof.lock, own)
+        self._second = Holder(proof.function, proof.schema, proof.lock, own)
         watch.first = self._first
-        self.gate = Gate(proof.dsn, proof.server, self._first.where)
+        self.gate = Gate(proof.dsn, proof.server, self._first.where, own)
         # It holds nothing back, and ends what the second holder does if the proof gives up.
         self._gate_of_second = Gate(proof.dsn, proof.server, lambda: None)
         self._since = proof.tables.now()

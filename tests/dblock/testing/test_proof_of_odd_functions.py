@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import asyncpg  # type: ignore[import-untyped]
 import psycopg
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, text
 
 import dblock
 from dblock.testing import prove_fenced
@@ -167,6 +167,31 @@ def test_statements_of_the_client_do_not_count_under_another_name(bank: str, mon
         connection.execute(COUNT)
 
     assert [statement.text for statement in prove_fenced(add, dsn=bank).statements] == [COUNT]
+
+
+def test_statements_of_a_session_that_is_named_dblock_count(bank: str) -> None:
+    def add(lease: dblock.Lease, dsn: str) -> None:
+        with psycopg.connect(dsn, application_name="dblock", autocommit=True) as connection:
+            connection.execute(COUNT)
+
+    assert [one.statement.text for one in prove_fenced(add, dsn=bank).unsafe] == [COUNT]
+
+
+def test_statements_of_a_client_with_a_name_of_its_own_do_not_count(bank: str) -> None:
+    def add(dsn: str, connection: psycopg.Connection[Any]) -> None:
+        connection.autocommit = True
+        with dblock.Client(psycopg.conninfo.make_conninfo(dsn, application_name="web")) as client, client.lock("a"):
+            connection.execute(COUNT)
+
+    assert [statement.text for statement in prove_fenced(add, dsn=bank).statements] == [COUNT]
+
+
+def test_statements_of_a_client_of_an_engine_do_not_count(bank: str) -> None:
+    def add(engine: Engine) -> None:
+        with dblock.Client(engine) as client, client.lock("a"), engine.begin() as connection:
+            connection.execute(text(COUNT))
+
+    assert [statement.text for statement in prove_fenced(add, dsn=bank).statements] == ["BEGIN", COUNT, "COMMIT"]
 
 
 def test_server_is_found_by_the_environment(bank: str, monkeypatch: pytest.MonkeyPatch) -> None:
