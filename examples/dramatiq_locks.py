@@ -17,12 +17,12 @@ from dramatiq.brokers.stub import StubBroker
 import dblock
 from dblock import embedded
 from dblock.admin import schema
-from dblock.integrations.dramatiq import Locks
+from dblock.integrations.dramatiq import LockMiddleware
 
 DSN = os.environ.get("DBLOCK_DSN") or embedded.start().url
 
 broker = StubBroker()
-broker.add_middleware(Locks(DSN))
+broker.add_middleware(LockMiddleware(DSN))
 dramatiq.set_broker(broker)
 
 runs: list[tuple[float, float, int]] = []

@@ -1,6 +1,6 @@
 """Dramatiq: actors that run under a lock.
 
-    broker.add_middleware(Locks(DSN))        # or a Client; before the actors are declared
+    broker.add_middleware(LockMiddleware(DSN))  # or a Client; before the actors are declared
 
     @dramatiq.actor(lock="report:{customer}")
     def build_report(customer): ...
@@ -42,7 +42,7 @@ class ActorRefused(InvalidArgument, MiddlewareError):
     """An actor has options for a lock that cannot be used."""
 
 
-class Locks(TaskLocks, Middleware):
+class LockMiddleware(TaskLocks, Middleware):
     """The middleware that lets actors run under locks."""
 
     @property

@@ -15,7 +15,7 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import Retries
 
 import dblock
-from dblock.integrations.dramatiq import Locks
+from dblock.integrations.dramatiq import LockMiddleware
 from tests.dblock.integrations.conftest import eventually
 from tests.support.machine import before_long, measured, too_late_to_renew
 
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.beside_others
 
 
 @pytest.fixture
-def locks(dsn: str) -> Iterator[Locks]:
-    made = Locks(dsn)
+def locks(dsn: str) -> Iterator[LockMiddleware]:
+    made = LockMiddleware(dsn)
     yield made
     made.client.close()
 
 
 @pytest.fixture
-def broker(locks: Locks) -> Iterator[StubBroker]:
+def broker(locks: LockMiddleware) -> Iterator[StubBroker]:
     made = StubBroker(middleware=[Retries(max_retries=0)])
     made.add_middleware(locks)
     worker = dramatiq.Worker(made, worker_timeout=50, worker_threads=3)
@@ -57,7 +57,7 @@ def test_busy_messages_are_enqueued_again_and_use_up_no_retries(broker: StubBrok
     assert seen == [1, 1, 1, 1]
 
 
-def test_busy_message_is_skipped(broker: StubBroker, locks: Locks) -> None:
+def test_busy_message_is_skipped(broker: StubBroker, locks: LockMiddleware) -> None:
     ran: list[str] = []
 
     @dramatiq.actor(broker=broker, lock="cache", lock_on_busy="skip")
@@ -73,7 +73,7 @@ def test_busy_message_is_skipped(broker: StubBroker, locks: Locks) -> None:
     assert ran == ["refreshed"]
 
 
-def test_busy_message_waits_or_raises(broker: StubBroker, locks: Locks) -> None:
+def test_busy_message_waits_or_raises(broker: StubBroker, locks: LockMiddleware) -> None:
     tokens: list[int] = []
 
     @dramatiq.actor(broker=broker, lock="job", lock_on_busy="wait", lock_timeout=30)
@@ -94,7 +94,9 @@ def test_busy_message_waits_or_raises(broker: StubBroker, locks: Locks) -> None:
 
 
 @pytest.mark.second_stage
-def test_actor_that_outlasts_its_ttl_keeps_its_lock_and_then_frees_it(broker: StubBroker, locks: Locks) -> None:
+def test_actor_that_outlasts_its_ttl_keeps_its_lock_and_then_frees_it(
+    broker: StubBroker, locks: LockMiddleware
+) -> None:
     running, go_on = threading.Event(), threading.Event()
 
     @dramatiq.actor(broker=broker, lock="job", lock_ttl=0.5)
@@ -115,7 +117,7 @@ def test_actor_that_outlasts_its_ttl_keeps_its_lock_and_then_frees_it(broker: St
     assert locks.client.lock("job").holder() is None
 
 
-def test_actor_that_fails_frees_its_lock(broker: StubBroker, locks: Locks) -> None:
+def test_actor_that_fails_frees_its_lock(broker: StubBroker, locks: LockMiddleware) -> None:
     held: list[bool] = []
 
     @dramatiq.actor(broker=broker, lock="job")
@@ -172,7 +174,7 @@ def test_actor_with_wrong_options_is_not_declared(broker: StubBroker, wrong: dic
     assert not broker.actors
 
 
-def test_actor_called_without_a_message_runs_under_the_lock(broker: StubBroker, locks: Locks) -> None:
+def test_actor_called_without_a_message_runs_under_the_lock(broker: StubBroker, locks: LockMiddleware) -> None:
     @dramatiq.actor(broker=broker, lock="report:{customer}", lock_on_busy="skip")
     def build(customer: str) -> str:
         return dblock.current_lease().name
@@ -182,7 +184,7 @@ def test_actor_called_without_a_message_runs_under_the_lock(broker: StubBroker, 
         assert build("ada") is None
 
 
-def test_actor_called_without_a_message_is_not_sent_again(broker: StubBroker, locks: Locks) -> None:
+def test_actor_called_without_a_message_is_not_sent_again(broker: StubBroker, locks: LockMiddleware) -> None:
     @dramatiq.actor(broker=broker, lock="report:{customer}")
     def build(customer: str) -> str:
         return dblock.current_lease().name
@@ -192,7 +194,9 @@ def test_actor_called_without_a_message_is_not_sent_again(broker: StubBroker, lo
         build("ada")
 
 
-def test_actor_called_by_another_actor_leaves_the_message_of_that_actor_alone(broker: StubBroker, locks: Locks) -> None:
+def test_actor_called_by_another_actor_leaves_the_message_of_that_actor_alone(
+    broker: StubBroker, locks: LockMiddleware
+) -> None:
     seen: list[object] = []
 
     @dramatiq.actor(broker=broker, lock="report:{customer}", lock_on_busy="skip")
