@@ -74,27 +74,29 @@ async def test_loop_blocked_for_three_ttls_keeps_its_lease(
                         if settled:
                             await asyncio.sleep(0.3)
                         caplog.clear()
+                        began = time.monotonic()
                         block(3 * ttl)
                         assert lease.remaining() > ttl / 3
                         assert owner.execute(HELD).fetchone() == (1,)
                         await asyncio.sleep(0.1)
+                        took = time.monotonic() - began
                         lease.raise_if_lost()
                 except (AssertionError, dblock.LeaseLost):
                     if too_late_to_renew(lateness(), ttl):
                         return
                     raise
-                check_warning(caplog, ttl, presence_offered)
+                check_warning(caplog, 2 * ttl, took, presence_offered)
 
 
-def check_warning(caplog: pytest.LogCaptureFixture, ttl: float, presence_offered: bool) -> None:
-    """Check that one warning says for how long the loop was blocked."""
+def check_warning(caplog: pytest.LogCaptureFixture, least: float, most: float, presence_offered: bool) -> None:
+    """Check that one warning says for how long the loop was blocked. A machine that stalls causes shorter ones."""
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     if not presence_offered:
         warnings = [warning for warning in warnings if "There is no presence" not in warning]
-    (warning,) = warnings
-    found = re.search(r"did not run for at least ([0-9.]+) s", warning)
-    assert found is not None
-    assert 2 * ttl < float(found[1]) < 3 * ttl + 0.3
+    found = [re.search(r"did not run for at least ([0-9.]+) s", warning) for warning in warnings]
+    (seconds,) = [said for one in found if one is not None and (said := float(one[1])) > least]
+    assert all(found), warnings
+    assert seconds < most + 0.06  # the warning is rounded to tenths
 
 
 @pytest.mark.second_stage
