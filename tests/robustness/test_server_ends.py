@@ -26,8 +26,8 @@ from tests.support.standby import promote, standby_of, wait_until_caught_up
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.second_stage]
 
-GRACE = 0.6
-"""Longer than the default, so that a busy machine has no part in the outcome."""
+GRACE = 1.5
+"""Longer than the default, so that a machine that stalls for half a second has no part in the outcome."""
 
 PAUSE = 2.0
 """Seconds for which the server is away in a planned restart."""
@@ -39,11 +39,13 @@ LISTENER = "SELECT pg_terminate_backend(session) FROM dblock.lock_presence"
 def present(client: Any, lease: Any) -> None:
     """Return once other sessions see the client's presence, and the lease is tied to it."""
     deadline = time.monotonic() + 15
-    while client._runtime.flows.presence is None or lease._state.presence is not client._runtime.flows.presence:
+    flows, state = client._runtime.flows, lease._state
+    # The client ties the lease before it sends the request, and the reply shows that the server has tied it too.
+    while flows.presence is None or state.presence is not flows.presence or state.unreachable:
         assert time.monotonic() < deadline
         lease.raise_if_lost()
         time.sleep(0.005)
-    time.sleep(0.3)  # the client ties it before the server does, and then looks at its socket only now and then
+    time.sleep(0.3)  # from then on the client looks at its socket only now and then
 
 
 def too_late_to_learn(lateness: float) -> bool:
@@ -97,7 +99,7 @@ async def test_lease_of_a_blocked_loop_outlasts_a_planned_restart(own_server: Se
     with measured() as lateness:
         async with dblock.AsyncClient(own_server.url, presence=GRACE) as holder:
             lease = await holder.lock("a", ttl=30).acquire()
-            while lease._state.presence is None:
+            while lease._state.presence is None or lease._state.unreachable:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.3)
             own_server.stop()  # the loop is blocked
@@ -119,7 +121,7 @@ def test_lease_with_presence_is_lost_with_a_killed_postmaster(own_server: Server
         with sampled(lease) if reads else contextlib.nullcontext():
             assert own_server.pid is not None
             os.kill(own_server.pid, signal.SIGKILL)
-            assert lease.lost.wait(5) is True
+            assert lease.lost.wait(10) is True
         assert lease.lost.reason is dblock.Reason.UNREACHABLE
         own_server.stop()
         own_server.start()
@@ -136,7 +138,7 @@ def test_lease_outlasts_the_end_of_all_its_sessions_by_an_administrator(own_serv
         with psycopg.connect(own_server.url, autocommit=True) as owner:
             owner.execute(SESSIONS)
         with pytest.raises(dblock.LockTimeout):
-            other.lock("a").acquire(timeout=1.2)
+            other.lock("a").acquire(timeout=2 * GRACE)
         lease.raise_if_lost()
 
 
@@ -153,7 +155,7 @@ def test_holder_whose_session_ends_in_a_smart_shutdown_reports_over_its_other_se
             owner.execute(LISTENER + " ORDER BY session LIMIT 1")
             owner.execute(LISTENER)
             with pytest.raises(dblock.LockTimeout):
-                other.lock("a").acquire(timeout=1.2)
+                other.lock("a").acquire(timeout=2 * GRACE)
             lease.raise_if_lost()
         own_server.stop()
         own_server.start()
@@ -177,7 +179,7 @@ def test_lease_with_presence_is_lost_with_a_proxy(dsn: str) -> None:
         lease = holder.lock("a", ttl=30).acquire()
         present(holder, lease)
         proxy.close()
-        assert lease.lost.wait(5) is True
+        assert lease.lost.wait(10) is True
         assert lease.lost.reason is dblock.Reason.UNREACHABLE
 
 
