@@ -94,6 +94,7 @@ def lost_in_crashes(server: Server, kills: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("own_server", [SETTINGS], indirect=True, ids=["lazy"])
 @pytest.mark.parametrize("kills", [1, *first(0, [4]), pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.second_stage
 def test_every_acknowledged_grant_outlives_a_crash_and_no_token_repeats(own_server: Server, kills: int) -> None:
     acknowledged, gone = lost_in_crashes(own_server, kills)
     assert acknowledged > ENOUGH * kills

@@ -79,6 +79,7 @@ def tokens_across_a_failover(own_server: Server) -> list[int]:
         return tokens + grant(standby, 20)
 
 
+@pytest.mark.second_stage
 def test_no_token_repeats_or_falls_after_a_failover_that_lost_some(own_server: Server) -> None:
     tokens = tokens_across_a_failover(own_server)
     assert len(tokens) == 140

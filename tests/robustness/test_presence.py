@@ -269,6 +269,8 @@ def test_dead_holder_without_presence_is_succeeded_after_its_ttl(
 
 
 @GRACE
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_live_holder_whose_session_the_server_ends_keeps_its_lock(
     dsn: str, owner: psycopg.Connection, grace: float
 ) -> None:
@@ -495,6 +497,8 @@ def test_server_restart_makes_no_client_look_dead(own_server: Server, how: str) 
         assert kept.release()
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_lease_without_presence_outlasts_a_restart(own_server: Server) -> None:
     with dblock.Client(own_server.url, presence=None) as holder:
         lease = holder.lock("b", ttl=30).acquire()

@@ -43,6 +43,8 @@ def test_leases_survive_a_restart(own_server: Server) -> None:
         assert lease.release() is True
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_leases_survive_a_move_to_another_host_of_the_dsn(dsn: str) -> None:
     with Proxy(dsn) as one, Proxy(dsn) as other:
         ports = [str(conninfo.conninfo_to_dict(proxy.dsn)["port"]) for proxy in (one, other)]
@@ -83,6 +85,8 @@ def test_lease_lost_in_a_failover_has_the_right_reason(own_server: Server) -> No
             assert next_token > lost.token
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_acknowledged_grant_survives_a_synchronous_failover(own_server: Server) -> None:
     """The primary is killed right after the grants were acknowledged. With synchronous replication nothing is lost."""
     with standby_of(own_server) as standby:

@@ -179,6 +179,8 @@ def crashes(owner: psycopg.Connection) -> list[str]:
     )
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_functions_survive_random_arguments(
     dsn: str, owner: psycopg.Connection, connect: Connect, kinds: dict[str, str]
 ) -> None:

@@ -133,6 +133,8 @@ def written(owner: psycopg.Connection) -> list[str]:
     return NAMES
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_command_line_shows_every_name_escaped(
     written: list[str], dsn: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -361,6 +361,8 @@ def test_role_that_sees_an_advisory_key_can_neither_take_nor_end_it(
     lease.renew()
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_force_release_privilege_allows_only_force_release(
     connect: Connect, client: dblock.Client, owner: psycopg.Connection
 ) -> None:

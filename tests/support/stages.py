@@ -2,12 +2,12 @@
 
 The suite has two stages and a third kind of test:
 
-- The first stage is plain `pytest`. It tests every claim at least once and takes a few minutes. Several processes share
-  it, because most tests wait for something: each process takes one module at a time.
+- The first stage is plain `pytest`. It tests once each claim that shows within about two seconds, and takes a few
+  minutes. Several processes share it, because most tests wait for something: each process takes one module at a time.
 - The second stage is `pytest --stage 2`. Its tests have the mark `second_stage`. They repeat a claim with more kinds,
   seeds or rounds, wait long, or are exact about time. Each of them runs alone, except those with the mark
-  `beside_others`, which judge no duration: two processes share these. In a module with this mark, a test with the mark
-  `alone` still runs alone. The shared tests run first, because a test that runs alone makes the other process wait.
+  `beside_others`, which judge no duration: three processes share these. In a module with this mark, a test with the
+  mark `alone` still runs alone. The shared tests run first, because a test that runs alone makes the others wait.
 - Tests with the mark `long` take minutes. Only `pytest --long` runs them, after both stages.
 """
 
@@ -63,7 +63,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Use several processes for a whole stage, and one for everything else."""
     if config.args_source is not config.ArgsSource.TESTPATHS or config.option.keyword:
         return 0
-    return {"1": 2 * (os.cpu_count() or 1), "2": 2}.get(_stage(config), 0)
+    return {"1": 2 * (os.cpu_count() or 1), "2": 3}.get(_stage(config), 0)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -80,6 +80,7 @@ def test_application_role_may_call_install_when_there_is_nothing_to_do(dsn: str,
     assert schema.install(application) == REVISION
 
 
+@pytest.mark.second_stage
 def test_uninstall_leaves_no_trace_and_returns_the_highest_token(bare_dsn: str) -> None:
     target = resolve(bare_dsn)
     before = namespaces(bare_dsn)
@@ -96,6 +97,7 @@ def test_uninstall_leaves_no_trace_and_returns_the_highest_token(bare_dsn: str) 
     assert schema.uninstall(target) == 0
 
 
+@pytest.mark.second_stage
 def test_reinstall_gives_the_same_schema(bare_dsn: str) -> None:
     target = resolve(bare_dsn)
     schema.install(target)
@@ -338,6 +340,7 @@ def test_every_definer_function_fixes_its_search_path(owner: psycopg.Connection)
     assert {name for (name,) in definers} == called | {"guard_ddl"}, "event triggers call guard_ddl in every session"
 
 
+@pytest.mark.second_stage
 def test_command_line_installs_reports_and_removes(bare_dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
     at = ["--dsn", bare_dsn]
     assert cli.main(["status", *at]) == 78

@@ -268,6 +268,7 @@ CUT_OFF = "statements cut off"
 """The trouble that would end the fixes of other troubles."""
 
 
+@pytest.mark.second_stage
 def test_troubles_of_many_checks_are_found_together_and_their_fixes_work(dsn: str, healthy: Server) -> None:
     """The first trouble of each check. The second stage makes each trouble alone."""
     made = {check: name for name, (check, *_) in reversed(TROUBLES.items()) if name != CUT_OFF}.values()
@@ -288,6 +289,7 @@ def test_troubles_of_many_checks_are_found_together_and_their_fixes_work(dsn: st
 
 
 @pytest.mark.parametrize("trouble", first(1, sorted(TROUBLES, key=lambda trouble: trouble != CUT_OFF)))
+@pytest.mark.second_stage
 def test_trouble_is_found_alone_and_its_fix_works(dsn: str, role: str, trouble: str) -> None:
     schema.grant(dsn, role, may=["lock", "see"])
     check, level, statement = TROUBLES[trouble]

@@ -156,6 +156,7 @@ def test_next_run_begins_when_the_statement_of_a_killed_one_is_gone(
 
 @pytest.mark.alone
 @ROUNDS
+@pytest.mark.second_stage
 def test_transaction_of_a_stopped_command_is_over_within_its_ttl(
     shell: Shell, dsn: str, tmp_path: Path, rounds: int
 ) -> None:

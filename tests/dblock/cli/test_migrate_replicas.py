@@ -60,6 +60,7 @@ def exit_codes(replicas: list[Any]) -> list[tuple[int, str]]:
     return [(one.returncode, text) for one, text in zip(replicas, said, strict=True) if one.returncode != 0]
 
 
+@pytest.mark.second_stage
 def test_replicas_run_the_script_once(shell: Shell, dsn: str, tmp_path: Path) -> None:
     script = tmp_path / "1.sql"
     script.write_text(IN_ONE_TRANSACTION)

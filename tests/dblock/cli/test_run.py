@@ -359,6 +359,8 @@ def test_command_is_gone_before_the_next_grant_after_a_database_crash(
 
 
 @TRIALS
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_command_is_gone_before_the_next_grant_after_a_forced_release(
     shell: Shell, dsn: str, tmp_path: Path, trials: int, ttl: float
 ) -> None:
@@ -606,6 +608,8 @@ def has_unread_commands(keeper: int) -> bool:
     return False
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_command_is_not_started_after_the_lease_has_ended(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     """Frozen between the grant and the start, as when the whole machine is frozen."""
     lease = client.lock("job").acquire()
@@ -839,6 +843,8 @@ def test_ctrl_z_and_bg_leave_the_terminal_to_the_shell(shell: Shell, bash: Termi
     until((tmp_path / "done").exists)
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_job_stopped_past_its_lease_does_not_continue(
     shell: Shell, client: dblock.Client, bash: Terminal, tmp_path: Path
 ) -> None:

@@ -30,6 +30,8 @@ def test_quiet_run_that_does_not_get_the_lock_prints_nothing(
     assert shell.run("--json", "run", "job", "-q", *options, "--", "echo", "ran") == (75, "", "")
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_run_that_does_not_get_the_lock_names_the_holder(shell: Shell, dsn: str, role: str) -> None:
     """Also for a role that may only lock. It advises no command, because the role may not call `dblock show`."""
     schema.grant(dsn, role)

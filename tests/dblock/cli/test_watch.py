@@ -70,6 +70,8 @@ def wait_for_a_drawing(terminal: Terminal) -> None:
     until(lambda: terminal.raw.count(HOME) >= begun + 2, "a drawing")
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_locks_appear_with_holder_token_and_time_left(shell: Shell, clients: dict[str, dblock.Client]) -> None:
     lease = clients["ann"].lock("invoice:1", ttl=60).acquire()
     with watching(shell) as terminal:

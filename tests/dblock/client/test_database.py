@@ -193,6 +193,8 @@ async def test_server_that_stops_replying_after_the_login_is_an_error_in_bounded
 
 
 @sync_first
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 async def test_silent_network_is_an_error_in_bounded_time(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn)

@@ -67,6 +67,8 @@ async def test_lease_without_keep_alive_expires(clients: Clients) -> None:
 
 
 @sync_first
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 async def test_all_leases_are_renewed_in_one_statement(clients: Clients, owner: psycopg.Connection) -> None:
     client = clients(presence=None)  # so that every renewal was due
     leases = [await client.lock(f"{number}", ttl=TTL).acquire() for number in range(50)]
@@ -109,6 +111,8 @@ async def test_reason_of_a_loss_is_named(clients: Clients, owner: psycopg.Connec
 
 
 @sync_first
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 async def test_lease_is_lost_as_unreachable_before_the_database_can_grant_it_again(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn, patience=1)
@@ -125,6 +129,8 @@ async def test_lease_is_lost_as_unreachable_before_the_database_can_grant_it_aga
 
 
 @sync_first
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 async def test_renewal_whose_reply_is_lost_does_not_lose_the_lease(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn)
@@ -151,6 +157,8 @@ async def test_connections_that_fall_silent_do_not_lose_the_lease(clients: Clien
 
 
 @sync_first
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 async def test_exhausted_pool_does_not_starve_the_keep_alive(clients: Clients, sessions: Sessions) -> None:
     client = clients(pool_size=1, patience=30)
     lease = await client.lock("a", ttl=TTL).acquire()
@@ -197,6 +205,8 @@ async def test_on_lost_is_called_on_time_even_when_the_keep_alive_is_stuck(clien
 
 
 @sync_first
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 async def test_on_danger_is_called_before_the_loss_and_again_after_a_renewal(clients: Clients) -> None:
     """The lease lasts longer than a busy machine is late. The second call comes half of `before` after the first."""
     ttl, before = 6.0, 5.5
@@ -332,6 +342,8 @@ async def test_closed_client_has_released_its_leases(clients: Clients, owner: ps
 
 
 @sync_first
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 async def test_close_has_released_the_lease_though_replies_take_over_a_second(
     clients: Clients, owner: psycopg.Connection
 ) -> None:
@@ -412,6 +424,8 @@ def test_end_of_the_interpreter_releases_its_leases(dsn: str, owner: psycopg.Con
     assert "Exception ignored" not in done.stderr
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_child_does_not_renew_its_parents_leases(dsn: str, owner: psycopg.Connection) -> None:
     """Only the child continues. The parent is killed, and its keep-alive with it."""
     script = (
@@ -658,6 +672,8 @@ async def test_closed_client_leaves_no_task_behind(dsn: str) -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 async def test_keep_alive_restarts_after_all_tasks_were_cancelled(dsn: str) -> None:
     async with dblock.AsyncClient(dsn) as client:
         await client.lock("a").acquire()

@@ -67,6 +67,7 @@ def test_pooler_is_recognised_before_anything_is_prepared_behind_it(pooled_dsn: 
 
 
 @sync_first
+@pytest.mark.second_stage
 async def test_waiters_are_served_through_a_pooler_that_drops_notifications(
     clients: Clients, pooled_dsn: str, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -125,6 +125,8 @@ async def test_body_does_not_wait_for_the_transaction_that_releases(opened: tupl
 @pytest.mark.parametrize(
     "opened", first(2, sorted(OPENED, key=lambda kind: kind not in ("sync psycopg", "async Session"))), indirect=True
 )
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 async def test_transaction_that_stays_open_delays_no_other_lease(
     opened: tuple[Any, Open], kept_leases: list[Any], owner: psycopg.Connection
 ) -> None:

@@ -181,6 +181,8 @@ async def test_timeout_of_zero_is_a_try(clients: Clients, owner: psycopg.Connect
 
 
 @sync_first
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 async def test_second_waiter_is_served_when_the_first_gives_up(clients: Clients, owner: psycopg.Connection) -> None:
     held = await clients().lock("a").acquire()
     giving_up = asyncio.create_task(clients().lock("a").acquire(timeout=2))  # after the second has queued
@@ -369,6 +371,8 @@ async def test_ticket_without_a_waiter_blocks_no_other_waiter(clients: Clients, 
 
 @pytest.mark.needs_presence
 @sync_first
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 async def test_wait_logs_no_warning(
     clients: Clients, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -393,6 +397,8 @@ async def test_listen_dsn_is_checked(clients: Clients) -> None:
 
 
 @sync_first
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 async def test_ticket_that_could_not_be_abandoned_is_abandoned_later(
     clients: Clients, owner: psycopg.Connection
 ) -> None:
@@ -417,6 +423,8 @@ async def test_ticket_that_could_not_be_abandoned_is_abandoned_later(
 
 
 @sync_first
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 async def test_tickets_without_a_waiter_are_abandoned_though_the_client_waits_for_another_lock(
     clients: Clients, owner: psycopg.Connection
 ) -> None:

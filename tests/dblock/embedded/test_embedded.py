@@ -63,6 +63,7 @@ def test_environment_dsn_comes_before_the_embedded_server(
     assert not folder.exists()
 
 
+@pytest.mark.second_stage
 def test_embedded_commands_start_stop_and_report_the_server(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["embedded", "status"]) == 1
     assert "is not running" in capsys.readouterr().out
@@ -85,6 +86,7 @@ def test_embedded_commands_start_stop_and_report_the_server(folder: Path, capsys
 
 
 @pytest.mark.usefixtures("fresh_data")
+@pytest.mark.second_stage
 def test_locks_survive_a_restart_of_the_server(folder: Path) -> None:
     with dblock.Client(embedded=True) as client:
         token = client.lock("a", ttl=600).acquire().token
@@ -96,6 +98,7 @@ def test_locks_survive_a_restart_of_the_server(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("fresh_data")
+@pytest.mark.second_stage
 def test_client_continues_after_a_restart_of_the_server(folder: Path) -> None:
     # With a presence, the duration of the restart would decide whether the lease survives.
     with dblock.Client(embedded=True, presence=None) as client:

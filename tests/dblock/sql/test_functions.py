@@ -119,10 +119,14 @@ def renewal_that_waited_past_its_deadline(sessions: Sessions) -> bool:
     return bool(waiting.result(20)[0])
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_renewal_that_had_to_wait_cannot_revive_an_expired_lease(sessions: Sessions) -> None:
     assert not renewal_that_waited_past_its_deadline(sessions)
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_interleaving_catches_a_renewal_that_checks_before_it_waits(
     sessions: Sessions, owner: psycopg.Connection
 ) -> None:

@@ -411,15 +411,18 @@ def test_first_use_takes_two_seconds_and_each_test_20_ms(tmp_path: Path, kind: s
         "def pytest_unconfigure():\n"
         "    pathlib.Path('took').write_text(' '.join(map(str, took)))\n"
     )
-    with measured() as lateness:
-        done = run_pytest(tmp_path)
-        late = lateness()
-    assert done.code == 0, done.output
-    took = [float(word) for word in (tmp_path / "took").read_text().split()]
-    assert took[0] < 2 + late, f"the first use took {took[0]:.2f} s"
-    tests = sorted(took[3::2])
-    middle = tests[len(tests) // 2]
-    assert middle < 0.020 + late, f"a test took {1000 * middle:.1f} ms"
+    firsts, middles, lates = [], [], []
+    for _ in range(3):  # the fastest run shows what the plugin takes, the others also what the machine does
+        with measured() as lateness:
+            done = run_pytest(tmp_path)
+            lates.append(lateness())
+        assert done.code == 0, done.output
+        took = [float(word) for word in (tmp_path / "took").read_text().split()]
+        tests = sorted(took[3::2])
+        firsts.append(took[0])
+        middles.append(tests[len(tests) // 2])
+    assert min(firsts) < 2 + min(lates), f"the first use took {min(firsts):.2f} s"
+    assert min(middles) < 0.020 + min(lates), f"a test took {1000 * min(middles):.1f} ms"
 
 
 def test_guide_holds_tests_that_pass(tmp_path: Path) -> None:

@@ -156,6 +156,8 @@ async def test_response_from_another_task_does_not_report_rolled_back_work(
     assert told[:1] == ([200] if rows() else [503])
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 async def test_slow_commit_is_reported_as_fence_lost(web: Web, owner: psycopg.Connection) -> None:
     owner.execute("CREATE TABLE public.slow (id int)")
     owner.execute(

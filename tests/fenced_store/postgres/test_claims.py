@@ -121,6 +121,8 @@ async def test_grant_waits_for_a_transaction_past_the_fence(clients: Clients, se
 
 @sync_first
 @pytest.mark.usefixtures("patient")
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 async def test_acquire_times_out_behind_a_transaction_past_the_fence(clients: Clients, sessions: Sessions) -> None:
     older = sessions.open()
     older.do("BEGIN")
