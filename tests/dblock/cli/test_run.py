@@ -47,12 +47,16 @@ def still_running(pids: list[int], ttl: float, lateness: Callable[[], float]) ->
     of the ttl later. For that it has to wake up in time, and so have the processes that are to die.
     """
     found = alive(pids)
-    return found if lateness() < ttl * (1 / 20 + 1 / 50) / 2 else []
+    return [] if was_late(ttl, lateness) else found
+
+
+def was_late(ttl: float, lateness: Callable[[], float]) -> bool:
+    """Return whether the machine was too late to kill a command before its lock is granted to another client."""
+    return lateness() >= ttl * (1 / 20 + 1 / 50) / 2
 
 
 STUBBORN = """
 import os, signal, subprocess, sys, time
-from tests.support.stages import first
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
 deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(90)"
@@ -435,7 +439,10 @@ def killed_on_waking(shell: Shell, dsn: str, log: Path, all_of_it: bool) -> floa
     before = log.read_text()
     with dblock.Client(dsn) as client, fenced_store.FencedStore(dsn) as store, measured() as lateness:
         lease = client.lock("job").acquire(timeout=20)
-        assert is_there(child) == all_of_it, "a keeper that runs ends the command in time"
+        if all_of_it:
+            assert is_there(child)
+        else:
+            assert still_running([child], 4, lateness) == [], "a keeper that runs ends the command in time"
         store.put("ledger", "the next holder's", fence=lease)
         woken = time.monotonic()
         thaw([pid for pid in reversed(frozen) if is_there(pid)])
@@ -527,11 +534,12 @@ def test_fast_forker_is_gone_before_the_next_grant(shell: Shell, client: dblock.
     trace = tmp_path / "trace"
     process = shell.start("run", "job", "--ttl", "4", "--grace", "0.4", "--", sys.executable, "-c", HOPS, str(trace))
     until(lambda: trace.exists() and trace.stat().st_size > 20)
-    assert shell.run("force-release", "job", "--yes").code == 0
-    client.lock("job").acquire(timeout=20)
-    size = trace.stat().st_size
-    time.sleep(0.2)
-    assert trace.stat().st_size == size, "the process is still running"
+    with measured() as lateness:
+        assert shell.run("force-release", "job", "--yes").code == 0
+        client.lock("job").acquire(timeout=20)
+        size = trace.stat().st_size
+        time.sleep(0.2)
+        assert trace.stat().st_size == size or was_late(4, lateness), "the process is still running"
     assert ended(process).code == LOST
 
 
@@ -590,8 +598,9 @@ def test_command_ends_in_time_although_the_supervisor_is_frozen(
         freeze([child])
         time.sleep(0.0002)
         thaw([child])
-    client.lock("job").acquire(timeout=20)
-    assert not is_there(child)
+    with measured() as lateness:
+        client.lock("job").acquire(timeout=20)
+        assert still_running([child], 4, lateness) == []
     thaw([process.pid])
     assert ended(process).code == LOST
 
