@@ -33,7 +33,7 @@ from dblock.recipes.migrations import keeper
 from dblock.recipes.migrations.gate import Gate
 from dblock.recipes.migrations.turn import Plan, Turn
 from tests.support import migrator
-from tests.support.machine import measured
+from tests.support.machine import before_long, measured
 from tests.support.migrations import eventually
 
 pytestmark = pytest.mark.beside_others
@@ -90,8 +90,8 @@ def test_statement_of_a_killed_migrator_takes_no_effect_after_the_next_began(
     killed.kill()
     began = time.monotonic()
     with Turn(dsn, Plan("m", "1", ttl=3)) as turn:
-        assert turn.take()
-        assert time.monotonic() - began < 5
+        with before_long(5):
+            assert turn.take()
         assert marked(owner) == 0, "the old session is gone before the next run begins"
         assert outcomes(owner) == ["killed", None]
         turn.finish("succeeded")
@@ -107,7 +107,8 @@ def test_keeper_ends_the_session_of_a_killed_migrator_without_another_replica(
     migrator.wait_until_running(killed)
     eventually(lambda: marked(owner))
     killed.kill()
-    assert eventually(lambda: outcomes(owner) == ["killed"]) < 5
+    with before_long(5):  # the statement takes a minute
+        eventually(lambda: outcomes(owner) == ["killed"])
     assert marked(owner) == 0
 
 
@@ -120,8 +121,10 @@ def test_stopped_migrator_is_ended_by_the_server_within_its_ttl_and_commits_noth
     stopped = start("INSERT INTO public.steps VALUES (1)", "in-transaction")
     migrator.wait_until_running(stopped)
     eventually(lambda: owner.execute("SELECT 1 FROM pg_stat_activity WHERE state = 'idle in transaction'").fetchone())
-    stopped.send_signal(signal.SIGSTOP)
-    assert eventually(lambda: not marked(owner)) < 3.0 + 1.0
+    with measured() as lateness:
+        stopped.send_signal(signal.SIGSTOP)
+        took = eventually(lambda: not marked(owner))
+        assert took < 3.0 + 1.0 + 3 * lateness()
     stopped.send_signal(signal.SIGCONT)
     _, said = stopped.communicate("\n", timeout=30)
     assert stopped.returncode == 1, said
