@@ -54,13 +54,20 @@ def running() -> asyncio.Event:
 
 
 @pytest.fixture
-def app(running: asyncio.Event) -> FastAPI:
+def may_end() -> asyncio.Event:
+    """Requests for item 42 are answered when a test sets it."""
+    return asyncio.Event()
+
+
+@pytest.fixture
+def app(running: asyncio.Event, may_end: asyncio.Event) -> FastAPI:
     made = FastAPI()
 
     @made.post("/items/{item}")
     async def work(item: str, lease: Annotated[Lease, locked("item:{item}")]) -> dict[str, Any]:
         running.set()
-        await asyncio.sleep(0.1)
+        if item == "42":
+            await may_end.wait()
         return {"token": lease.token, "name": lease.name}
 
     @made.post("/patient/{item}")
@@ -75,7 +82,10 @@ def app(running: asyncio.Event) -> FastAPI:
     return made
 
 
-async def test_request_holds_its_lock_until_the_endpoint_has_returned(app: FastAPI, dsn: str) -> None:
+async def test_request_holds_its_lock_until_the_endpoint_has_returned(
+    app: FastAPI, dsn: str, may_end: asyncio.Event
+) -> None:
+    may_end.set()
     async with calling(app, dsn) as caller:
         reply = await caller.post("/items/42")
         assert reply.json()["name"] == "item:42"
@@ -86,23 +96,29 @@ async def test_request_holds_its_lock_until_the_endpoint_has_returned(app: FastA
 
 
 async def test_busy_lock_is_answered_with_423_and_other_locks_are_free(
-    app: FastAPI, dsn: str, running: asyncio.Event
+    app: FastAPI, dsn: str, running: asyncio.Event, may_end: asyncio.Event
 ) -> None:
     async with calling(app, dsn) as caller:
         first = asyncio.create_task(caller.post("/items/42"))
         await running.wait()
         busy, free = await caller.post("/items/42"), await caller.post("/items/43")
+        may_end.set()
         assert (busy.status_code, busy.headers["Retry-After"]) == (423, "1")
         assert free.status_code == 200
         assert (await first).status_code == 200
 
 
-async def test_request_with_a_timeout_waits_for_its_turn(app: FastAPI, dsn: str, running: asyncio.Event) -> None:
+async def test_request_with_a_timeout_waits_for_its_turn(
+    app: FastAPI, dsn: str, running: asyncio.Event, may_end: asyncio.Event
+) -> None:
     async with calling(app, dsn) as caller:
         first = asyncio.create_task(caller.post("/items/42"))
         await running.wait()
-        second = await caller.post("/patient/42")
-        assert second.json() > (await first).json()["token"]
+        second = asyncio.create_task(caller.post("/patient/42"))
+        while not await app.state.dblock.lock("item:42").queue():
+            await asyncio.sleep(0.01)
+        may_end.set()
+        assert (await second).json() > (await first).json()["token"]
 
 
 async def test_lost_lease_ends_the_endpoint_and_is_answered_with_503(
