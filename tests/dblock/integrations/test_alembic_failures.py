@@ -335,7 +335,7 @@ def test_services_with_their_own_version_tables_do_not_wait_for_each_other(
 ) -> None:
     owner.execute("CREATE SCHEMA billing")
     owner.execute("SELECT try_acquire('alembic:public.alembic_version', interval '1 hour')")
-    project = projects(gate="timeout=0.1", configure=other)
+    project = projects(gate="timeout=30", configure=other)
     project.revision("a", None, "pass")
     assert project.call("upgrade", "head") == (0, "")
     project = projects(gate="timeout=1")

@@ -26,7 +26,7 @@ from dblock.integrations.django.locks import LockedCommand
 
 class Command(LockedCommand, BaseCommand):
     lock = "nightly:{tenant}"
-    lock_ttl = 1
+    lock_ttl = 3
 
     def add_arguments(self, parser):
         parser.add_argument("--tenant", default="a")
@@ -89,7 +89,7 @@ from django.test import RequestFactory
 from django.views import View
 from dblock.integrations.django.locks import client, locked
 
-@locked("item:{item}", ttl=1)
+@locked("item:{item}", ttl=3)
 def work(request, item):
     lease = dblock.current_lease()
     with transaction.atomic():
@@ -145,7 +145,7 @@ def lose(lease):
     with connection.cursor() as cursor:
         cursor.execute("SELECT dblock.force_release(%s, %s, now => true)", [lease.name, lease.token])
 
-@locked("item:{item}", ttl=1)
+@locked("item:{item}", ttl=3)
 async def work(request, item):
     lease = dblock.current_lease()
     dblock.assert_locked(lease.name)
