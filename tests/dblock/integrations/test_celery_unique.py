@@ -88,8 +88,8 @@ class Case:
         assert self.may_end.wait(30)
 
     @contextmanager
-    def worker(self) -> Iterator[None]:
-        with start_worker(self.app, pool="threads", concurrency=2, perform_ping_check=False, loglevel="error"):
+    def worker(self, threads: int = 2) -> Iterator[None]:
+        with start_worker(self.app, pool="threads", concurrency=threads, perform_ping_check=False, loglevel="error"):
             try:
                 yield
             finally:
@@ -270,7 +270,7 @@ def test_older_message_leaves_the_work_to_the_newer_one(make: Callable[..., Case
     newer = case.report.delay()
     assert newer.id != older.id
     assert case.messages() == 2
-    with case.worker():
+    with case.worker(threads=1):  # the older message comes first
         assert newer.get(timeout=30) == "ada"
         assert older.get(timeout=30) is None
     assert case.ran == [newer.id]
