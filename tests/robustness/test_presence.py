@@ -58,18 +58,18 @@ GRACE = pytest.mark.parametrize("grace", [10.0, pytest.param(0.15, marks=pytest.
 """The holder's presence: one that leaves a slow machine the time to act, and the default one."""
 
 
-def succeeds(grace: float, trial: Callable[[], object]) -> None:
-    """Run a trial of a live holder that keeps its lease. With the default grace, one of five trials has to succeed.
+def keeps_its_lease(grace: float, trial: Callable[[], object]) -> None:
+    """Run a trial of a live holder. It has two thirds of the grace to report that it is alive.
 
-    The holder has a tenth of a second to report that it is alive, and a machine that stalls may take all of it.
+    With the default grace this is a tenth of a second, which a machine that stalls may take.
     """
-    for trials_left in reversed(range(1 if grace > 1 else 5)):
+    with measured() as lateness:
         try:
             trial()
-            return
         except (AssertionError, dblock.LeaseLost):
-            if not trials_left:
-                raise
+            if 3 * lateness() > grace * presence.OWN_PART:
+                pytest.skip("this machine was too late to report that the holder is alive")
+            raise
 
 
 LINK = "SELECT pg_terminate_backend(session) FROM dblock.lock_presence"
@@ -279,7 +279,7 @@ def test_live_holder_whose_session_the_server_ends_keeps_its_lock(
             lease = holder.lock("a").acquire()
             present(holder, lease)
             thread, came = waiting(client, owner)
-            for _ in range(5 if grace > 1 else 1):
+            for _ in range(5):
                 present(holder, lease)
                 ended = tied(owner)
                 owner.execute(LINK.encode())
@@ -291,7 +291,7 @@ def test_live_holder_whose_session_the_server_ends_keeps_its_lock(
             thread.join()
             assert came[1].token > lease.token
 
-    succeeds(grace, trial)
+    keeps_its_lease(grace, trial)
 
 
 def present(client: dblock.Client, lease: Any) -> None:
@@ -445,7 +445,7 @@ def test_last_message_of_the_server_counts_before_the_connection_closes(
             thread.join()
             came[1].release()
 
-    succeeds(grace, trial)
+    keeps_its_lease(grace, trial)
 
 
 @pytest.mark.second_stage
@@ -619,7 +619,7 @@ def test_holder_whose_event_loop_is_blocked_reports_that_it_is_alive(
         with dblock.Client(dsn) as client:
             asyncio.run(hold(client))
 
-    succeeds(grace, trial)
+    keeps_its_lease(grace, trial)
 
 
 @pytest.mark.second_stage
