@@ -33,7 +33,7 @@ from dblock.recipes.migrations import keeper
 from dblock.recipes.migrations.gate import Gate
 from dblock.recipes.migrations.turn import Plan, Turn
 from tests.support import migrator
-from tests.support.machine import before_long, measured
+from tests.support.machine import measured, soon
 from tests.support.migrations import eventually
 
 pytestmark = pytest.mark.beside_others
@@ -90,7 +90,7 @@ def test_statement_of_a_killed_migrator_takes_no_effect_after_the_next_began(
     killed.kill()
     began = time.monotonic()
     with Turn(dsn, Plan("m", "1", ttl=3)) as turn:
-        with before_long(5):
+        with soon(5):
             assert turn.take()
         assert marked(owner) == 0, "the old session is gone before the next run begins"
         assert outcomes(owner) == ["killed", None]
@@ -107,7 +107,7 @@ def test_keeper_ends_the_session_of_a_killed_migrator_without_another_replica(
     migrator.wait_until_running(killed)
     eventually(lambda: marked(owner))
     killed.kill()
-    with before_long(5):  # the statement takes a minute
+    with soon(5):  # the statement takes a minute
         eventually(lambda: outcomes(owner) == ["killed"])
     assert marked(owner) == 0
 
