@@ -43,6 +43,7 @@ class Participant:
         )  # fmt: skip
         assert not granted
         assert ticket is not None
+        self._stay_alive()
         return self
 
     def hold_share(self, lock: str, mode: str | None, permits: int | None = None) -> Participant:
@@ -65,7 +66,16 @@ class Participant:
         )  # fmt: skip
         assert not granted
         assert ticket is not None
+        self._stay_alive()
         return self
+
+    def _stay_alive(self) -> None:
+        """Count as alive without heartbeats, for longer than a slow machine needs to build a large graph."""
+        self._graph.one(
+            "UPDATE lock_clients SET seen_until = clock_timestamp() + interval '1 minute' WHERE client = %s"
+            " RETURNING 1",
+            self.client,
+        )
 
     @property
     def request(self) -> tuple[str, list[Any]]:
