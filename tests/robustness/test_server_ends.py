@@ -121,7 +121,7 @@ def test_lease_with_presence_is_lost_with_a_killed_postmaster(own_server: Server
         with sampled(lease) if reads else contextlib.nullcontext():
             assert own_server.pid is not None
             os.kill(own_server.pid, signal.SIGKILL)
-            assert lease.lost.wait(10) is True
+            assert lease.lost.wait(5) is True
         assert lease.lost.reason is dblock.Reason.UNREACHABLE
         own_server.stop()
         own_server.start()
@@ -179,7 +179,7 @@ def test_lease_with_presence_is_lost_with_a_proxy(dsn: str) -> None:
         lease = holder.lock("a", ttl=30).acquire()
         present(holder, lease)
         proxy.close()
-        assert lease.lost.wait(10) is True
+        assert lease.lost.wait(5) is True
         assert lease.lost.reason is dblock.Reason.UNREACHABLE
 
 

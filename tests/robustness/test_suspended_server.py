@@ -14,7 +14,7 @@ import pytest
 import dblock
 from dblock._core import clock, listener_flow
 from dblock.embedded import Server
-from tests.support.machine import measured
+from tests.support.machine import measured, soon
 from tests.support.shell import until
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.second_stage]
@@ -141,7 +141,8 @@ def test_idle_client_without_presence_sends_nothing(
             session = until(connection, "the listener's connection").connection.info.backend_pid
             held.release()
             waiting.join()
-            until(lambda: not connection(), "the end of the listener's connection")
+            with soon(5):
+                until(lambda: not connection(), "the end of the listener's connection")
             until(lambda session=session: session not in dict(sessions()), "the end of its session")  # type: ignore[misc]
             before = sessions()
             time.sleep(1)
