@@ -269,8 +269,6 @@ def test_dead_holder_without_presence_is_succeeded_after_its_ttl(
 
 
 @GRACE
-@pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_live_holder_whose_session_the_server_ends_keeps_its_lock(
     dsn: str, owner: psycopg.Connection, grace: float
 ) -> None:

@@ -363,8 +363,6 @@ def test_command_is_gone_before_the_next_grant_after_a_database_crash(
 
 
 @TRIALS
-@pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_command_is_gone_before_the_next_grant_after_a_forced_release(
     shell: Shell, dsn: str, tmp_path: Path, trials: int, ttl: float
 ) -> None:
