@@ -154,9 +154,12 @@ def test_gate_costs_little_at_the_head(project: Project, start: Start) -> None:
     project.run("migrate")
     apps: list[tuple[str, ...]] = [(), project.apps]
     spent: list[list[float]] = [[], []]
-    for number in range(10):
+    # The least of many runs is what a command takes. On a machine that does other things too, five do not show it.
+    for number in range(30):
         project.apps = apps[number % 2]
         spent[number % 2].append(cpu_of(project, start))
+        if number >= 9 and number % 2 and min(spent[1]) < 1.125 * min(spent[0]):
+            break
     assert min(spent[1]) < 1.125 * min(spent[0]), spent
 
 
