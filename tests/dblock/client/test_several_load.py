@@ -107,12 +107,16 @@ def nothing_is_left(owner: psycopg.Connection) -> bool:
 @pytest.mark.second_stage
 @pytest.mark.alone
 async def test_cycle_with_locks_taken_by_hand_ends_within_a_second(dsn: str, owner: psycopg.Connection) -> None:
-    with measured() as lateness:
-        pairs, observer = await play(dsn, tasks=16, by_hand=3, names=6, rounds=120)
-        assert observer.longest < 1 + 3 * lateness()
-    assert pairs > 0
-    assert observer.seen, "no cycle was seen: the test shows nothing"
-    assert nothing_is_left(owner)
+    for _ in range(10):  # a play takes a second, and some plays have no cycle
+        with measured() as lateness:
+            pairs, observer = await play(dsn, tasks=16, by_hand=3, names=6, rounds=120)
+            assert observer.longest < 1 + 3 * lateness()
+        assert pairs > 0
+        assert nothing_is_left(owner)
+        if observer.seen:
+            break
+    else:
+        pytest.fail("no cycle was seen: the test shows nothing")
 
 
 @pytest.mark.long
