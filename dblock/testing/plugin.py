@@ -83,20 +83,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def _dblock_database(request: pytest.FixtureRequest) -> Iterator[PrivateDatabase]:
-    from dblock.testing.shared_server import begin_to_join
-
-    dsn = request.config.getoption("--dblock-dsn") or request.config.getini("dblock_dsn")
-    joining = None if dsn else begin_to_join(_folder(request.config))
-    # The server starts while these are imported.
     import psycopg
 
     from dblock.errors import DblockError
     from dblock.testing.private_database import private_database
     from dblock.testing.private_schema import private_schema
 
+    dsn = request.config.getoption("--dblock-dsn") or request.config.getini("dblock_dsn")
     worker = getattr(request.config, "workerinput", {}).get("workerid")
     with ExitStack() as stack:
-        made = private_database(joining, worker) if joining else private_schema(dsn)
+        made = private_schema(dsn) if dsn else private_database(_folder(request.config), worker)
         refusal = None
         try:
             database = stack.enter_context(made)

