@@ -32,7 +32,7 @@ def main(folder: str) -> None:
             if _has_users(pipe):
                 continue
             _stop(folder)
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
             return
 
 
@@ -60,6 +60,20 @@ def _stop(folder: str) -> None:
             time.sleep(0.01)
     except (OSError, ValueError):
         return  # it has not been started, or has ended
+
+
+def _remove(folder: str) -> None:
+    """Remove the folder, and what an initdb that was interrupted still writes into it."""
+    until = time.monotonic() + STOPS_WITHIN
+    # The guard stays until the end, because a new process may lock it and use the folder once it is free.
+    while (left := [name for name in os.listdir(folder) if name != "guard"]) and time.monotonic() < until:
+        for path in [os.path.join(folder, name) for name in left]:
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                os.unlink(path)
+        time.sleep(0.02)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dblock.testing import guardian
 from dblock.testing.shared_server import new_folder
 from tests.support.inner_pytest import INI, PLUGIN, Result, command, environment, run_pytest
 from tests.support.machine import measured
@@ -423,6 +427,32 @@ def test_first_use_takes_two_seconds_and_each_test_20_ms(tmp_path: Path, kind: s
         middles.append(tests[len(tests) // 2])
     assert min(firsts) < 2 + min(lates), f"the first use took {min(firsts):.2f} s"
     assert min(middles) < 0.020 + min(lates), f"a test took {1000 * min(middles):.1f} ms"
+
+
+def test_guardian_removes_what_an_interrupted_initdb_still_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    removed: list[str] = []
+    making = folder / "making-1"
+    making.mkdir(parents=True)
+    (folder / "guard").touch()
+    os.mkfifo(folder / "users")
+    remove = shutil.rmtree
+
+    def rmtree(path: str, **options: Any) -> None:
+        remove(path, **options)
+        if not removed:
+            (making / "late").mkdir(parents=True)
+        removed.append(path)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    user = os.open(folder / "users", os.O_RDWR | os.O_NONBLOCK)
+    ending = threading.Timer(0.2, os.close, [user])  # the guardian has opened the pipe by then, or sees no user
+    ending.start()
+    guardian.main(str(folder))
+    ending.join()
+    assert not folder.exists()
 
 
 def test_guide_holds_tests_that_pass(tmp_path: Path) -> None:
