@@ -10,10 +10,7 @@ The servers share the clock of this machine. Each run is repeated with tokens th
 from __future__ import annotations
 
 import shutil
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import psycopg
 import pytest
@@ -22,9 +19,9 @@ import dblock
 from dblock._runtime.target import resolve
 from dblock.admin import schema
 from dblock.embedded import Server
-from dblock.embedded.processes import pids_working_in
-from tests.robustness.faults.server import kill_all_processes, send_signal
+from tests.robustness.faults.server import kill_all_processes
 from tests.support import mutants
+from tests.support.frozen import frozen
 from tests.support.servers import new_folder
 from tests.support.standby import copy_of, kill, promote, recover_to, standby_of, wait_until_caught_up
 
@@ -53,17 +50,6 @@ def ignore_the_clock(server: Server, leap: int = 2**40) -> None:
 def timeline(server: Server) -> str:
     """Return the newest timeline that the server's WAL files name, also of a server that is down."""
     return max(path.name[:8] for path in (server.data / "pg_wal").iterdir() if len(path.name) == 24)
-
-
-@contextmanager
-def stopped(server: Server) -> Iterator[None]:
-    """Stop all processes of the server for the duration of the body."""
-    pids = pids_working_in(server.data)
-    try:
-        send_signal(pids, signal.SIGSTOP)
-        yield
-    finally:
-        send_signal(pids | pids_working_in(server.data), signal.SIGCONT)
 
 
 def tokens_across_a_failover(own_server: Server) -> list[int]:
@@ -113,7 +99,7 @@ def tokens_across_a_flip_back(own_server: Server) -> list[int]:
     with standby_of(own_server) as standby:
         tokens = grant(own_server, 20)
         wait_until_caught_up(own_server, standby)
-        with stopped(own_server):
+        with frozen(own_server.data):
             promote(standby)
             tokens += grant(standby, 40)
             kill(standby)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from dblock.embedded import Server
 from fenced_store import AsyncFencedStore, FencedStore, OutcomeUnknown, Unavailable, _calls
 from fenced_store.http import middleware
 from tests.fenced_store.postgres.conftest import Stores, url
+from tests.support.frozen import frozen
 from tests.support.machine import soon
 from tests.support.proxy import Proxy
 from tests.support.servers import private_server
@@ -38,22 +37,6 @@ def frozen_server() -> Iterator[Server]:
     with private_server({"fsync": "off"}, in_memory=True) as server:
         fenced_store.install(server.url)
         yield server
-
-
-@contextmanager
-def frozen(server: Server) -> Iterator[None]:
-    """Stop the postmaster and every process of the server."""
-    postmaster = int((server.data / "postmaster.pid").read_text().splitlines()[0])
-    children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
-    pids = [postmaster, *map(int, children)]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
 
 
 def run(call: Callable[[], Any]) -> tuple[str, float]:
@@ -82,7 +65,7 @@ def run(call: Callable[[], Any]) -> tuple[str, float]:
 @pytest.mark.second_stage
 @pytest.mark.parametrize("kind", [FencedStore, AsyncFencedStore])
 def test_put_on_a_new_store_gives_up_on_a_frozen_server(frozen_server: Server, kind: type) -> None:
-    with frozen(frozen_server):
+    with frozen(frozen_server.data):
         outcome, took = run(lambda: kind(frozen_server.url).put("k", 1, fence=1))
     assert (outcome, took < GIVES_UP) == ("Unavailable", True), took
 
@@ -91,7 +74,7 @@ def test_put_on_a_new_store_gives_up_on_a_frozen_server(frozen_server: Server, k
 def test_put_on_an_open_connection_gives_up_on_a_frozen_server(frozen_server: Server) -> None:
     with FencedStore(frozen_server.url) as store:
         store.get("k")
-        with frozen(frozen_server):
+        with frozen(frozen_server.data):
             outcome, took = run(lambda: store.put("k", 1, fence=1))
         assert (outcome, took < GIVES_UP) == ("OutcomeUnknown", True), took
         store.put("k", 2, fence=2)
@@ -101,7 +84,7 @@ def test_put_on_an_open_connection_gives_up_on_a_frozen_server(frozen_server: Se
 @pytest.mark.second_stage
 def test_new_store_takes_the_second_host_if_the_first_is_frozen(frozen_server: Server, dsn: str) -> None:
     two = both(frozen_server.url, dsn)
-    with FencedStore(two) as store, frozen(frozen_server):
+    with FencedStore(two) as store, frozen(frozen_server.data):
         outcome, took = run(lambda: store.put("only on the second host", 1, fence=1))
     assert (outcome, took < GIVES_UP) == ("done", True), took
     with FencedStore(dsn) as store:

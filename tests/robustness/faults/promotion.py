@@ -23,8 +23,9 @@ from dblock.embedded.account import account_for
 from dblock.embedded.binaries import find
 from dblock.embedded.processes import pids_working_in
 from tests.robustness.faults import Fault
-from tests.robustness.faults.server import LAZY, kill_all_processes, send_signal
+from tests.robustness.faults.server import LAZY, kill_all_processes
 from tests.robustness.traffic.environment import wait_until
+from tests.support.frozen import frozen, send_signal
 from tests.support.servers import new_folder
 from tests.support.standby import promote
 
@@ -234,16 +235,12 @@ class FlipBack(AsyncPromotion):
 
     def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
         primary, standby = env.server, env.components["standby"]
-        pids = pids_working_in(primary.data)
-        try:
-            send_signal(pids, signal.SIGSTOP)
+        with frozen(primary.data):
             self.promote_standby(standby)
             granted = wait_for_grants(standby, rng)
             kill_all_processes(standby)
             # Tokens may be a second behind the clock. A cluster manager needs longer to make a node the leader again.
             time.sleep(1.1)
-        finally:
-            send_signal(pids | pids_working_in(primary.data), signal.SIGCONT)
         time.sleep(rng.uniform(0.5, 1.0))
         make_standby(primary, standby)
         self.wait_for_standby(env)

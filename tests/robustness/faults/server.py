@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ import psycopg
 from dblock.embedded import Server
 from dblock.embedded.processes import pids_working_in
 from tests.robustness.faults import Fault
+from tests.support.frozen import frozen, send_signal
 
 if TYPE_CHECKING:
     from tests.robustness.traffic.environment import Environment
@@ -27,16 +27,6 @@ LAZY = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "commit_dela
 """What was written to the kernel outlives every process, so waiting for the disk would only slow down recoveries."""
 
 LONGEST_TTL = 2.0
-
-
-def send_signal(pids: Iterable[int], what: signal.Signals) -> int:
-    """Send a signal to these processes; return how many received it."""
-    signalled = 0
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, what)
-            signalled += 1
-    return signalled
 
 
 def kill_all_processes(server: Server) -> int:
@@ -97,15 +87,10 @@ class StopServer(Fault):
     effect = "stopped"
 
     def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
-        pids = pids_working_in(env.server.data)
         seconds = rng.choice([0.1, 0.5, 1.3]) * LONGEST_TTL * rng.uniform(0.8, 1.2)
-        try:
-            send_signal(pids, signal.SIGSTOP)
+        with frozen(env.server.data) as stopped:
             time.sleep(seconds)
-        finally:
-            # A process that the postmaster was just forking is not among the first pids.
-            send_signal(pids | pids_working_in(env.server.data), signal.SIGCONT)
-        return {"stopped": len(pids), "seconds": seconds}
+        return {"stopped": stopped, "seconds": seconds}
 
 
 class Restart(Fault):

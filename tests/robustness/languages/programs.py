@@ -6,7 +6,6 @@ import atexit
 import functools
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,8 +19,7 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
-from dblock.embedded.processes import pids_working_in
-from tests.robustness.faults.server import send_signal
+from tests.support.frozen import frozen
 
 ROOT = Path(__file__).parents[3]
 CLIENTS = ROOT / "docs" / "languages"
@@ -132,9 +130,6 @@ def clock_offset() -> int:
 def standing_still(operator: psycopg.Connection) -> Iterator[None]:
     """Stop all processes of the server: it accepts connections, and answers nothing."""
     ((data,),) = operator.execute("SHOW data_directory").fetchall()
-    pids = pids_working_in(Path(data))
-    try:
-        assert send_signal(pids, signal.SIGSTOP) > 1
+    with frozen(Path(data)) as stopped:
+        assert stopped > 1
         yield
-    finally:
-        send_signal(pids | pids_working_in(Path(data)), signal.SIGCONT)
