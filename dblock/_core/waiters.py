@@ -24,7 +24,7 @@ from dblock._core import clock
 from dblock._core.effects import Flow
 from dblock._core.grants import GrantFlows
 from dblock._core.replies import TicketStatus
-from dblock.errors import DatabaseError
+from dblock.errors import ClientClosed, DatabaseError
 
 logger = logging.getLogger("dblock")
 
@@ -82,12 +82,14 @@ class LocalWaiter:
 
     def ticket_issued(self, first: bool, next_check: float, fresh: bool = False) -> None:
         """Mark that it has a ticket, schedule the next check of its queue, and let the next waiter ask."""
+        self._waiters.check_not_left()
         self.has_ticket = self.had_ticket = True
         self._waiters.pass_turn(self)
         self._waiters.plan(self.name, first, next_check, fresh)
 
     def tickets_issued(self, tickets: dict[str, TicketStatus]) -> None:
         """Mark that it has these tickets, and schedule the next checks of their queues."""
+        self._waiters.check_not_left()
         self.has_ticket = bool(tickets)
         self.had_ticket = self.had_ticket or self.has_ticket
         self.more_tickets = max(len(tickets) - 1, 0)
@@ -163,6 +165,8 @@ class LocalWaiters:
         """Whether the database knew of more tickets than this process, at the last heartbeat."""
         self._cleanup_at = -math.inf
         self._asleep_until = math.inf
+        self.left = False
+        """Whether the client was closed and gives up all its tickets."""
         self.notifications_work = False
         """Whether notifications are known to come through. Without them, checks are more frequent."""
 
@@ -174,6 +178,13 @@ class LocalWaiters:
             self._waiting[waiter.name] = self._waiting.get(waiter.name, 0) + 1
         if first and not self.notifications_work:
             self._wake_listener()  # it is not listening yet
+
+    def check_not_left(self) -> None:
+        """Raise ClientClosed for a ticket that came after the client gave up its tickets: its waiter gives it up."""
+        if self.left:
+            closed = ClientClosed()
+            closed.granted = True
+            raise closed
 
     def take_turn(self, waiter: LocalWaiter) -> bool:
         """Return whether a waiter may ask for its lock: always, unless an earlier one has found it locked."""

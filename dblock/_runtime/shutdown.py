@@ -105,4 +105,6 @@ def _last_flow(parts: ThreadParts | TaskParts) -> Flow[None]:
     """Release all leases, and give up the tickets and the presence if the database may know of them."""
     yield from parts.keepalive.let_go()
     if parts.listener.known:
+        # A request may still be under way, and its ticket may come after this.
+        parts.listener.waiters.left = True
         yield from parts.flows.leave()

@@ -19,7 +19,7 @@ class ClientClosed(DblockError):
     """The client was closed and cannot be used again."""
 
     granted = False
-    """Whether a lock was granted while the client was being closed."""
+    """Whether a lock was granted or a ticket was issued while the client was being closed."""
 
     def __init__(self) -> None:
         super().__init__("This client is closed. Create a new one.")

@@ -13,6 +13,7 @@ import pytest
 import dblock
 from dblock._core import listener_flow, waiters
 from dblock._runtime.listener import Listener
+from tests.support import mutants
 from tests.support.facade import Clients
 from tests.support.proxy import Proxy
 from tests.support.stages import sync_first
@@ -454,6 +455,36 @@ async def test_repeated_closing_leaves_the_queue_empty(clients: Clients, owner: 
                 await asyncio.wait_for(task, 20)
     assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,)
     await held.release()
+
+
+@pytest.mark.second_stage
+@pytest.mark.beside_others
+async def test_request_that_outlasts_the_close_of_its_client_leaves_no_ticket(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    """The close waits for it, but not for long. Its ticket then comes after the client has left all queues."""
+    slow = "    ready boolean;\n"
+    pause = "    paused text := pg_sleep(CASE WHEN acquire.had_ticket THEN 1.6 ELSE 0 END);\n"
+    mutants.replace(owner, mutants.altered("11_acquire.sql", slow, slow + pause))
+    held = await clients().lock("a").acquire()
+    client = clients()
+    waiting = asyncio.create_task(client.lock("a").acquire())
+    await wait_for_tickets(owner, 1)
+    runtime = getattr(client, "_inner", client)._runtime
+    while not requested(owner):
+        runtime.listener.waiters.wake_all()
+        await asyncio.sleep(0.01)
+    await client.close()
+    with pytest.raises(dblock.ClientClosed):
+        await asyncio.wait_for(waiting, 20)
+    assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,)
+    await held.release()
+
+
+def requested(owner: psycopg.Connection) -> bool:
+    """Return whether a request of a waiter is under way, and sleeps."""
+    found = owner.execute("SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep'").fetchone()
+    return found is not None
 
 
 async def test_client_without_waiters_does_not_listen(

@@ -13,6 +13,7 @@ from dblock._core.options import LockOptions, lock_options
 from dblock._core.replies import new_attempt
 from dblock._core.waiters import HOLDER_CHECK_INTERVAL, LocalWaiter, LocalWaiters
 from dblock._runtime.wakeups import ThreadWaiter
+from dblock.errors import ClientClosed
 
 GRANTED = ("t", "7", "1000.5", "30", None)
 HELD = ("f", None, "1000.5", "12.5", "f")
@@ -156,6 +157,17 @@ def test_waiter_woken_too_early_asks_again_and_keeps_its_position(flows: LockFlo
     assert b'"dblock".acquire(' in again.sql
     assert again.args[-2] == "t", "the waiter had a ticket before, so it skips dead waiters ahead"
     assert steps.send(QUEUED) == Wait(waiter, math.inf)
+
+
+def test_ticket_that_comes_after_the_client_has_left_is_given_up(flows: LockFlows, options: LockOptions) -> None:
+    waiter = Waiter()
+    steps = flows.acquire(options, None, "aa")
+    next(steps)
+    join(steps, waiter)
+    waiter._waiters.left = True
+    with pytest.raises(ClientClosed) as closed:
+        steps.send(QUEUED)
+    assert closed.value.granted, "the caller abandons the attempt, over a connection of its own"
 
 
 def test_replaced_ticket_is_logged(flows: LockFlows, options: LockOptions, caplog: pytest.LogCaptureFixture) -> None:
