@@ -12,7 +12,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -27,6 +26,7 @@ import psycopg
 from psycopg import conninfo
 
 from dblock.embedded.processes import pids_working_in
+from tests.support.ports import ReservedPort
 from tests.support.servers import new_folder
 
 LEADER_KEY_TTL = 20
@@ -117,6 +117,7 @@ class Cluster:
     nodes: list[Node] = field(default_factory=list)
     etcd: subprocess.Popen[bytes] | None = None
     etcd_port: int = 0
+    _ports: list[ReservedPort] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -131,7 +132,8 @@ class Cluster:
 
     def start(self) -> None:
         """Start etcd and the nodes, and wait until two standbys follow a leader."""
-        ports = iter(_free_ports(2 + 2 * len(NODES)))
+        self._ports = [ReservedPort() for _ in range(2 + 2 * len(NODES))]
+        ports = iter([port.number for port in self._ports])
         self.folder.mkdir(mode=0o755)
         self.etcd_port, peers = next(ports), next(ports)
         self._own(self.folder)
@@ -171,6 +173,8 @@ class Cluster:
         if self.etcd is not None:
             self.etcd.kill()
             self.etcd.wait()
+        for port in self._ports:
+            port.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def leader(self) -> Node | None:
@@ -360,11 +364,3 @@ def _account() -> pwd.struct_passwd | None:
         return pwd.getpwnam("postgres")
     except KeyError:
         return None
-
-
-def _free_ports(count: int) -> list[int]:
-    with_ports = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(one.getsockname()[1]) for one in with_ports]
-    for one in with_ports:
-        one.close()
-    return ports

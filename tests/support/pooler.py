@@ -6,7 +6,6 @@ import functools
 import os
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -21,6 +20,7 @@ import pytest
 from psycopg import conninfo
 
 from tests.support.orphans import die_with_parent
+from tests.support.ports import ReservedPort
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
@@ -46,9 +46,8 @@ class Pooler:
 
     def __init__(self, dsn: str, settings: str = "") -> None:
         parameters = conninfo.conninfo_to_dict(dsn)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        self._port = ReservedPort()
+        port = self._port.number
         self._folder = Path(tempfile.mkdtemp(prefix="dblock-pgbouncer-"))
         password = f" password={parameters['password']}" if parameters.get("password") else ""
         (self._folder / "users").write_text(f'"{parameters["user"]}" ""\n')
@@ -128,6 +127,7 @@ class Pooler:
         if self._process is not None:
             self._process.terminate()
             self._process.communicate()
+        self._port.close()
         shutil.rmtree(self._folder)
 
 

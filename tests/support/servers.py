@@ -7,7 +7,6 @@ import functools
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from dblock.admin import schema
 from dblock.embedded import Server
 from dblock.embedded.account import account_for
 from dblock.embedded.binaries import VARIABLE, find
+from tests.support.ports import ReservedPort
 
 DEFAULT_IMAGE = "postgres:17"
 
@@ -93,14 +93,12 @@ def private_server(
 @contextmanager
 def tcp_server(settings: Mapping[str, str] | None = None) -> Iterator[str]:
     """Yield the DSN of a server for one caller, with both schemas, reached over TCP with a password by SCRAM."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    own = {"listen_addresses": "127.0.0.1", "port": port, "fsync": "off"}
-    with private_server(own | dict(settings or {}), in_memory=True, installed=True) as server:
-        with psycopg.connect(server.url, autocommit=True) as connection:
-            connection.execute("ALTER ROLE postgres PASSWORD 'secret'")
-        yield f"postgresql://postgres:secret@127.0.0.1:{port}/postgres"
+    with ReservedPort() as port:
+        own = {"listen_addresses": "127.0.0.1", "port": str(port.number), "fsync": "off"}
+        with private_server(own | dict(settings or {}), in_memory=True, installed=True) as server:
+            with psycopg.connect(server.url, autocommit=True) as connection:
+                connection.execute("ALTER ROLE postgres PASSWORD 'secret'")
+            yield f"postgresql://postgres:secret@127.0.0.1:{port.number}/postgres"
 
 
 def stop_slowly(server: Server, how: signal.Signals = signal.SIGINT) -> None:
