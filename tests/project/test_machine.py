@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,12 @@ from tests.support.machine import measured
 
 
 def children() -> set[int]:
-    return {int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
+    found: set[int] = set()
+    for thread in os.listdir("/proc/self/task"):
+        # A thread of an earlier test may end at this moment.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found |= {int(pid) for pid in Path(f"/proc/self/task/{thread}/children").read_text().split()}
+    return found
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,6 +95,20 @@ def test_test_that_measures_time_runs_alone(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert order == ["shares", "measures", "follows"]
+
+
+def test_process_that_a_test_has_forked_keeps_no_other_test_waiting(tmp_path: Path) -> None:
+    with stages.turn(tmp_path, shared=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # about the threads of this process
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+    try:
+        with open(tmp_path / "machine") as machine:
+            fcntl.flock(machine, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 MODULE = """

@@ -128,7 +128,7 @@ def test_bash_command_is_killed_in_time_while_the_server_stands_still(tcp_dsn: s
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it has ended before the file was opened, or before it was read
         return False
 
 

@@ -16,7 +16,7 @@ import struct
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -71,7 +71,8 @@ def refuses() -> Iterator[str]:
                     session, _ = listener.accept()
                 except OSError:
                     return
-                with session, closing(session.makefile("rb")) as received:
+                # A client may give up before the reply.
+                with suppress(OSError, struct.error), session, closing(session.makefile("rb")) as received:
                     (length,) = struct.unpack("!i", received.read(4))
                     received.read(length - 4)
                     session.sendall(b"R" + struct.pack("!ii", 8, 3))

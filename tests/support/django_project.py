@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import itertools
 import json
@@ -132,8 +133,10 @@ class Program:
 
     def signal(self, number: int) -> None:
         """Send a signal, unless the program has ended."""
-        if self._poll() is None:
-            os.kill(self.pid, number)
+        # The launcher reaps the program a moment before its exit code can be read.
+        with contextlib.suppress(ProcessLookupError):
+            if self._poll() is None:
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Kill the program, also if it was stopped, and wait for its end."""

@@ -121,7 +121,11 @@ def turn(folder: Path, shared: bool) -> Iterator[None]:
         fcntl.flock(queue, fcntl.LOCK_EX)
         fcntl.flock(machine, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         fcntl.flock(queue, fcntl.LOCK_UN)
-        yield
+        try:
+            yield
+        finally:
+            # Unlock explicitly: a process that the test has forked, and that still runs, has the file open too.
+            fcntl.flock(machine, fcntl.LOCK_UN)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

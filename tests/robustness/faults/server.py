@@ -6,7 +6,6 @@ is lost with the server.
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import time
@@ -27,6 +26,8 @@ LAZY = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "commit_dela
 """What was written to the kernel outlives every process, so waiting for the disk would only slow down recoveries."""
 
 LONGEST_TTL = 2.0
+
+SESSIONS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'dblock'"
 
 
 def kill_all_processes(server: Server) -> int:
@@ -65,19 +66,18 @@ class CrashOne(Fault):
     settings = LAZY
 
     def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
-        with psycopg.connect(env.direct, autocommit=True) as owner:
-            found = owner.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'dblock'").fetchall()
-            if not found:
-                return {"killed": 0}
-            os.kill(rng.choice(sorted(found))[0], signal.SIGKILL)
-            with suppress(psycopg.OperationalError):
-                while True:  # until the server ends this session too
-                    owner.execute("SELECT pg_sleep(5)")
+        killed = 0
+        with psycopg.connect(env.direct, autocommit=True) as owner, suppress(psycopg.OperationalError):
+            # Until the server ends this session too: the chosen one may have ended by itself.
+            while found := owner.execute(SESSIONS).fetchall():
+                killed = send_signal([rng.choice(sorted(found))[0]], signal.SIGKILL)
+                owner.execute("SELECT pg_sleep(%s)", [5 * killed])
+            return {"killed": 0}
         deadline = time.monotonic() + 30
         while not env.server.answers():
             assert time.monotonic() < deadline, "the server did not recover"
             time.sleep(0.01)
-        return {"killed": 1}
+        return {"killed": killed}
 
 
 class StopServer(Fault):
