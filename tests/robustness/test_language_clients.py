@@ -117,7 +117,7 @@ def test_renewal_that_arrives_after_the_release_reports_no_loss(
     program: Conversation, operator: psycopg.Connection
 ) -> None:
     with slow_renewals(operator):
-        program.acquire(NAME, ttl=1.2)
+        program.acquire(NAME, ttl=3)
         until(lambda: under_way(operator, "%dblock.renew%"))
         assert program.ask("release") == "true"
         until(lambda: not under_way(operator, "%dblock.renew%"))

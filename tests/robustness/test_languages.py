@@ -106,29 +106,33 @@ def _freeze_in_turn(dsn: str, programs: dict[str, subprocess.Popen[str]], second
 def _freeze_holder(
     connection: psycopg.Connection, history: Path, program: subprocess.Popen[str], seconds: float, recorder: Recorder
 ) -> bool:
-    """Stop the program if it knows that it holds the lock, and return whether it still held the lock then."""
-    token = _token_of(connection, program)
+    """Stop the program if it knows that it holds the lock, and return whether it did not release the lock then."""
+    token, expires = _held_by(connection, program)
     if token is None or str(token) not in history.read_text():
         return False
     before = time.monotonic()
     program.send_signal(signal.SIGSTOP)
     try:
-        time.sleep(0.05)  # a release that was sent arrives
-        if _token_of(connection, program) != token:
+        # A release or a renewal that was sent may arrive at any time, so only the end of the lease tells.
+        while (held := _held_by(connection, program))[0] == token:
+            expires = held[1]
+            time.sleep(0.01)
+        if time.time() < expires:
             return False
-        time.sleep(seconds)
+        time.sleep(max(before + seconds - time.monotonic(), 0))
     finally:
         program.send_signal(signal.SIGCONT)
     recorder.record("fault", "freeze-past", called=before, victim=history.stem, seconds=seconds, token=token)
     return True
 
 
-def _token_of(connection: psycopg.Connection, program: subprocess.Popen[str]) -> int | None:
-    """Return the token under which the program holds the lock."""
+def _held_by(connection: psycopg.Connection, program: subprocess.Popen[str]) -> tuple[int | None, float]:
+    """Return the token under which the program holds the lock, and when its lease expires."""
     row = connection.execute(
-        "SELECT token FROM dblock.holder(%s) WHERE holder LIKE %s", [LOCK, f"% pid {program.pid}"]
+        "SELECT token, date_part('epoch', expires_at) FROM dblock.holder(%s) WHERE holder LIKE %s",
+        [LOCK, f"% pid {program.pid}"],
     ).fetchone()
-    return None if row is None else int(row[0])
+    return (None, 0.0) if row is None else (int(row[0]), float(row[1]))
 
 
 def _record_server(dsn: str, recorder: Recorder) -> None:

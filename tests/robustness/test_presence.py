@@ -228,14 +228,21 @@ def test_next_waiter_has_the_lock_soon_after_each_of_fifty_kills(dsn: str, owner
 
 def wait_after_the_lease(owner: psycopg.Connection, thread: threading.Thread) -> float:
     """Return by how many seconds the next grant of lock `a` came later than the end of its lease, on one clock."""
-    sql = "SELECT token, date_part('epoch', {}) FROM distributed_locks WHERE name = 'a'"
-    before = owner.execute(sql.format("expires_at").encode()).fetchone()
-    thread.join()
-    after = owner.execute(sql.format("granted_at").encode()).fetchone()
-    assert before
-    assert after
+    sql = "SELECT token, date_part('epoch', expires_at), date_part('epoch', granted_at)"
+
+    def look() -> tuple[int, float, float]:
+        ((token, expires, granted),) = owner.execute(f"{sql} FROM distributed_locks WHERE name = 'a'".encode())
+        return token, expires, granted
+
+    before = look()
+    while thread.is_alive():
+        time.sleep(0.01)
+        # Again and again, because a renewal that was sent may arrive late.
+        if (seen := look())[0] == before[0]:
+            before = seen
+    after = look()
     assert after[0] > before[0]
-    return float(after[1] - before[1])
+    return after[2] - before[1]
 
 
 @pytest.mark.parametrize("soon", [10.0, pytest.param(0.3, marks=pytest.mark.second_stage)])
@@ -246,7 +253,6 @@ def test_stopped_holder_is_succeeded_after_its_ttl_and_learns_of_it(
         thread, _ = waiting(client, owner)
         holder.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, holder.process.pid, os.WSTOPPED | os.WNOWAIT)
-        time.sleep(0.1)  # for a renewal under way
         assert 0 <= wait_after_the_lease(owner, thread) < soon + lateness()
         holder.process.send_signal(signal.SIGCONT)
         assert holder.ask()["lost"] is True
@@ -264,7 +270,6 @@ def test_dead_holder_without_presence_is_succeeded_after_its_ttl(
         thread, _ = waiting(client, owner)
         holder.process.kill()
         holder.process.wait()
-        time.sleep(0.1)  # for a renewal under way
         assert 0 <= wait_after_the_lease(owner, thread) < soon + lateness()
 
 
@@ -511,13 +516,16 @@ def restart(server: Server, how: str, away: float) -> None:
     They are longer than the grace, because a holder that reconnects at once may keep its leases.
     """
     if how == "immediate":
+        deadline = time.monotonic() + 20
         with psycopg.connect(server.url, autocommit=True) as connection:
             (backend,) = connection.execute(
                 "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"
             ).fetchone()  # type: ignore[misc]
-        os.kill(backend, signal.SIGKILL)
-        time.sleep(0.3)
-        deadline = time.monotonic() + 20
+            os.kill(backend, signal.SIGKILL)
+            # The server accepts connections until it notices the crash, and then ends every session.
+            with contextlib.suppress(psycopg.OperationalError):
+                while time.monotonic() < deadline:
+                    connection.execute("SELECT pg_sleep(1)")
         while True:
             with contextlib.suppress(psycopg.OperationalError):
                 psycopg.connect(server.url).close()

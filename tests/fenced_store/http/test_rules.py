@@ -254,7 +254,10 @@ async def test_own_engine_is_disposed_of_at_shutdown(dsn: str, owner: psycopg.Co
     app = FencingMiddleware(inner, fences=dsn, rules=RULES)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
         assert (await client.put("/things/a", headers=shows(7))).status_code == 200
-    others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    others = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        " AND backend_type = 'client backend'"
+    )
     assert owner.execute(others).fetchone() == (1,)
     said = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
 
