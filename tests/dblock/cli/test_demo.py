@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +19,7 @@ from psycopg import conninfo, sql
 from dblock.admin import schema
 from dblock.cli.demo import command
 from tests.support.proxy import Proxy
-from tests.support.shell import Shell, ended, until
+from tests.support.shell import Done, Shell, ended, until
 from tests.support.terminal import Terminal
 
 pytestmark = pytest.mark.beside_others
@@ -29,11 +29,10 @@ COLUMNS = 72
 
 def is_gone(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
         return True
-    # A zombie has ended, although its parent has not waited for it yet.
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return state == "Z"  # it has ended, although its parent has not waited for it yet
 
 
 def schemas(dsn: str) -> list[str]:
@@ -147,20 +146,24 @@ def _is_drawn(picture: str) -> None:
 @pytest.mark.second_stage
 def test_demo_ended_by_a_signal_leaves_nothing(shell: Shell, dsn: str) -> None:
     """While one worker is frozen and one is in the queue; two demos, ended by two signals."""
-    started = {number: shell.start("demo", "--svg", f"{number}.svg") for number in (signal.SIGTERM, signal.SIGKILL)}
-    for number, process in started.items():
+    numbers = (signal.SIGTERM, signal.SIGKILL)
+    started = [shell.start("demo", "--svg", f"{number}.svg") for number in numbers]
+
+    def end(process: Any, number: signal.Signals) -> tuple[Done, str, list[int]]:
         output, pids = heard_until(process, "bob    joins the queue for the lock")
         assert not any(is_gone(pid) for pid in (pids[0], pids[-1]))
         process.send_signal(number)
-        done = ended(process)
-        if number == signal.SIGKILL:
-            # The conductor could not remove its schema, but the kernel has ended its workers, frozen ones too.
-            until(lambda pids=pids: all(map(is_gone, pids)), "the end of the workers")  # type: ignore[misc]
-        else:
-            assert (done.code, done.err) == (128 + number, "")
-            assert all(map(is_gone, pids))
-            assert schema_of(output) not in schemas(dsn)
-            assert not (shell.folder / f"{number}.svg").exists()
+        return ended(process), output, pids
+
+    # Each has a thread: the story of the one goes on while the other is ended.
+    with ThreadPoolExecutor() as threads:
+        (terminated, output, pids), (_, _, orphans) = threads.map(end, started, numbers)
+    assert (terminated.code, terminated.err) == (128 + signal.SIGTERM, "")
+    assert all(map(is_gone, pids))
+    assert schema_of(output) not in schemas(dsn)
+    assert not (shell.folder / f"{signal.SIGTERM}.svg").exists()
+    # The killed conductor could not remove its schema, but the kernel has ended its workers, frozen ones too.
+    until(lambda: all(map(is_gone, orphans)), "the end of the workers")
 
 
 @pytest.mark.second_stage
@@ -171,8 +174,9 @@ def test_repeated_ctrl_c_does_not_disturb_the_cleanup(shell: Shell, dsn: str, ow
     with psycopg.connect(dsn) as reading:
         # This open transaction blocks the removal of the table.
         reading.execute(sql.SQL("SELECT FROM {}").format(sql.Identifier(name, "accounts")))
+        waiting = "SELECT FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'"
         process.send_signal(signal.SIGINT)
-        until(lambda: owner.execute("SELECT FROM pg_locks WHERE NOT granted").fetchone() is not None, "the removal")
+        until(lambda: owner.execute(waiting).fetchone() is not None, "the removal")
         assert all(map(is_gone, pids))
         process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):

@@ -56,7 +56,8 @@ def process_of_psql(dblock: Any) -> int:
         while pending:
             listed = subprocess.run(["pgrep", "-P", str(pending.pop())], capture_output=True, text=True).stdout.split()
             pending += map(int, listed)
-            found[:] = [int(pid) for pid in listed if Path(f"/proc/{pid}/comm").read_text().strip() == "psql"]
+            with suppress(FileNotFoundError, ProcessLookupError):  # one has ended since the listing
+                found[:] = [int(pid) for pid in listed if Path(f"/proc/{pid}/comm").read_text().strip() == "psql"]
             if found:
                 return True
         return False

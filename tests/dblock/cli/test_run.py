@@ -21,6 +21,7 @@ import fenced_store
 from dblock._runtime.target import resolve
 from dblock.admin.inspect import overview
 from tests.support import warm_start
+from tests.support.frozen import send_signal
 from tests.support.machine import measured
 from tests.support.proxy import Proxy
 from tests.support.servers import private_server
@@ -395,19 +396,20 @@ with fenced_store.FencedStore(sys.argv[1]) as store, open(sys.argv[2], "a", buff
 
 
 def below(pid: int) -> list[int]:
-    """Return the descendants of a process."""
-    started = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Return the descendants of a process. A program that ends during the look, such as a short sleep, has none."""
+    try:
+        started = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
     return started + [deeper for one in started for deeper in below(one)]
 
 
 def freeze(pids: list[int]) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+    send_signal(pids, signal.SIGSTOP)
 
 
 def thaw(pids: list[int]) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGCONT)
+    send_signal(pids, signal.SIGCONT)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,6 @@ def _postmasters(server: Server) -> set[int]:
     """Return the processes in the data folder whose parent is not one of them."""
     parents: dict[int, int] = {}
     for pid in pids_working_in(server.data):
-        with contextlib.suppress(FileNotFoundError):  # a session that has ended since the listing
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a session that has ended since the listing
             parents[pid] = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
     return {pid for pid, parent in parents.items() if parent not in parents}
