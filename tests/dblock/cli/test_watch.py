@@ -148,6 +148,7 @@ def test_recorded_events_are_shown_once(shell: Shell, owner: psycopg.Connection)
         # The next grant records the expiry, which was shown already.
         owner.execute("SELECT try_acquire('short', holder => 'bob')")
         terminal.wait_for("short  granted to bob")
+        wait_for_a_drawing(terminal)
         assert terminal.text.count("short  expired, held by ann") == 1
         assert "taken  freed" not in terminal.text
 
@@ -235,6 +236,7 @@ def test_opened_lock_shows_its_queue_and_history(
         terminal.wait_for("state     free, released")
         terminal.press("\x7f")
         until(lambda: "alpha" in names(terminal))
+        wait_for_a_drawing(terminal)
         assert "QUEUE" not in terminal.text
 
 
@@ -270,6 +272,7 @@ def test_paused_screen_stands_still(shell: Shell, clients: dict[str, dblock.Clie
         assert names(terminal) == ["a"]
         terminal.press("p")
         terminal.wait_for("b  granted to bob")
+        wait_for_a_drawing(terminal)
         assert "PAUSED" not in terminal.text
 
 
@@ -282,6 +285,7 @@ def test_screen_survives_a_database_that_stops_replying(
         terminal.wait_for("ann")
         proxy.fall_silent()
         terminal.wait_for("The database has not replied for")
+        wait_for_a_drawing(terminal)
         assert names(terminal) == ["a"]  # the last snapshot stays
         # Keys still work. The fastest one counts, because the machine may be busy.
         times = []
