@@ -231,10 +231,6 @@ def line_of(test: str) -> str:
     return f"test_locks.py:{numbers[0]}"
 
 
-def folders() -> set[str]:
-    return {path.name for path in FOLDERS.glob("dblock-pytest-*")}
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Result:
     """Run all of these tests once."""
@@ -365,14 +361,26 @@ def test_processes_of_one_run_share_a_server_and_do_not_collide(tmp_path: Path) 
         "    with dblock_client.lock('the same', timeout=0):\n"
         "        pathlib.Path(f'{worker_id}-{n}').write_text(dblock_dsn)\n"
     )
-    before = folders()
+    # Other runs have folders at the same time.
+    (tmp_path / "conftest.py").write_text(
+        "from dblock.testing import shared_server\n"
+        "original = shared_server.new_folder\n"
+        "def noted():\n"
+        "    folder = original()\n"
+        "    with open('made', 'a') as file:\n"
+        "        file.write(f'{folder.name} ')\n"
+        "    return folder\n"
+        "shared_server.new_folder = noted\n"
+    )
     done = run_pytest(tmp_path, "-n", "8")
     assert done.code == 0, done.output
     dsns = {path.read_text() for path in tmp_path.glob("gw*-*")}
     workers = {path.name.split("-")[0] for path in tmp_path.glob("gw*-*")}
     assert len(dsns) == len(workers) > 1
-    assert len(set(re.findall(r"dblock-pytest-\w+", " ".join(dsns)))) == 1
-    assert folders() <= before
+    (used,) = set(re.findall(r"dblock-pytest-\w+", " ".join(dsns)))
+    made = (tmp_path / "made").read_text().split()
+    assert used in made
+    assert [name for name in made if (FOLDERS / name).exists()] == []
 
 
 def test_plugin_that_is_turned_off_has_no_fixtures(project: Path) -> None:
