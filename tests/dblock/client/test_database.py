@@ -63,13 +63,13 @@ async def test_older_and_newer_schema_raise_different_errors(
 
 
 async def test_unreachable_database_is_an_error_at_once(clients: Clients) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-    started = time.monotonic()
-    with pytest.raises(dblock.Unavailable, match="could not be asked"):
-        await clients(f"postgresql://u:hunter2@127.0.0.1:{port}/db").lock("a").try_acquire()
-    assert time.monotonic() - started < 15
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))  # and does not listen, so that no other program has this port
+        port = deaf.getsockname()[1]
+        started = time.monotonic()
+        with pytest.raises(dblock.Unavailable, match="could not be asked"):
+            await clients(f"postgresql://u:hunter2@127.0.0.1:{port}/db").lock("a").try_acquire()
+        assert time.monotonic() - started < 15
 
 
 async def test_wrong_role_is_named_in_the_error_without_the_password(clients: Clients) -> None:
@@ -251,9 +251,8 @@ async def test_acquiring_cancelled_at_any_moment_leaves_no_lock_and_no_connectio
                 assert await lease.release()
         assert (await client.lock("after").acquire()).token
         assert finished < 40 * times
-    row = owner.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dblock'").fetchone()
-    assert row is not None
-    assert row[0] <= 2
+    left = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'dblock'"
+    until(lambda: owner.execute(left).fetchone() is None, "the end of all sessions")
 
 
 async def test_client_closed_while_it_opens_stays_closed(dsn: str) -> None:
@@ -442,7 +441,11 @@ async def test_held_locks_take_no_connection_and_no_transaction(clients: Clients
 
 def test_client_opens_nothing_before_the_first_call(dsn: str, owner: psycopg.Connection) -> None:
     def connections() -> int:
-        row = owner.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = %s", [owner.info.dbname]).fetchone()
+        # A vacuum that the server starts by itself has the name of the database too.
+        row = owner.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'",
+            [owner.info.dbname],
+        ).fetchone()
         assert row is not None
         return int(row[0])
 
