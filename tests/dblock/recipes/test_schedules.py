@@ -29,6 +29,9 @@ from tests.support.still_clock import NOON, StillClock
 
 pytestmark = pytest.mark.beside_others
 
+WEEK = 7 * 86_400
+"""Seconds between the slots of a test on the real clock, so that it meets no second slot, as it would on the hour."""
+
 
 @pytest.fixture
 def clock(dsn: str) -> Iterator[StillClock]:
@@ -503,10 +506,10 @@ def test_two_hundred_callers_in_one_second_get_one_grant(dsn: str, owner: psycop
     connections = [psycopg.connect(dsn, autocommit=True) for _ in range(40)]
     try:
         claim = (
-            "SELECT decision FROM dblock.claim_slot('job', every => '1 hour', grace => '1 hour', catch_up => 'latest')"
+            "SELECT decision FROM dblock.claim_slot('job', every => '7 days', grace => '7 days', catch_up => 'latest')"
         )
         connections[0].execute(claim)
-        owner.execute("UPDATE schedules SET since = since - interval '2 hours'")
+        owner.execute("UPDATE schedules SET since = since - interval '7 days'")
         owner.execute("DELETE FROM slot_runs; UPDATE distributed_locks SET expires_at = '-infinity'")
         owner.execute("UPDATE schedules SET decided_until = NULL, last_claimed_at = NULL")
         before = owner.execute("SELECT count(*) FROM lock_history").fetchone()
@@ -552,8 +555,8 @@ def killed_at(step: int, dsn: str) -> bool:
                 return claim
 
             SlotFlows.claim_now = then_count  # type: ignore[method-assign]
-            hourly = client.once("job", every=3600, delivery="at-least-once", catch_up="latest", ttl=1.0)
-            hourly(lambda: os._exit(0))()
+            weekly = client.once("job", every=WEEK, delivery="at-least-once", catch_up="latest", ttl=1.0)
+            weekly(lambda: os._exit(0))()
         finally:
             os._exit(1)
     status = os.waitpid(pid, 0)[1]
@@ -569,21 +572,21 @@ def _is_second(job: Callable[[], object]) -> bool:
 def test_claimer_killed_at_any_step_loses_no_slot_and_marks_none_done(dsn: str, owner: psycopg.Connection) -> None:
     """The slot runs again under a new grant, whichever line the claimer reached."""
     step, kills = 1, 0
-    definition = "every => '1 hour', delivery => 'at-least-once', catch_up => 'latest'"
+    definition = "every => '7 days', delivery => 'at-least-once', catch_up => 'latest'"
     owner.execute(f"SELECT claim_slot('job', {definition})".encode())
     while True:
         # As a new slot each time.
         owner.execute("DELETE FROM slot_runs")
         owner.execute("UPDATE schedules SET decided_until = NULL, last_claimed_at = NULL, last_ended_at = NULL")
-        owner.execute("UPDATE schedules SET since = date_trunc('hour', clock_timestamp())")
+        owner.execute("UPDATE schedules SET since = clock_timestamp() - interval '7 days'")
         owner.execute("UPDATE distributed_locks SET expires_at = '-infinity'")
         if not killed_at(step, dsn):
             break
         kills += 1
         assert "succeeded" not in outcomes(owner)
         with dblock.Client(dsn, patience=60) as client:
-            hourly = client.once("job", every=3600, delivery="at-least-once", catch_up="latest")
-            again = hourly(lambda: dblock.current_run().number)
+            weekly = client.once("job", every=WEEK, delivery="at-least-once", catch_up="latest")
+            again = weekly(lambda: dblock.current_run().number)
             until(functools.partial(_is_second, again))
         assert outcomes(owner) == {"died": 1, "succeeded": 1}
         step += 15
@@ -611,7 +614,7 @@ def test_slot_of_a_killed_runner_is_taken_over_within_a_second_or_not_at_all(
     owner.execute("CREATE TABLE public.began (at timestamptz DEFAULT clock_timestamp(), number int, token bigint)")
 
     def host(client: dblock.Client) -> None:
-        @client.once("job", every=3600, delivery=delivery, catch_up="latest", grace=3600)
+        @client.once("job", every=WEEK, delivery=delivery, catch_up="latest", grace=WEEK)
         def job() -> None:
             run = dblock.current_run()
             with psycopg.connect(dsn) as connection:
@@ -621,9 +624,9 @@ def test_slot_of_a_killed_runner_is_taken_over_within_a_second_or_not_at_all(
 
         job.run()
 
-    owner.execute(f"SELECT claim_slot('job', every => '1 hour', delivery => '{delivery}')".encode())
+    owner.execute(f"SELECT claim_slot('job', every => '7 days', delivery => '{delivery}')".encode())
     owner.execute("DELETE FROM slot_runs; UPDATE schedules SET decided_until = NULL, last_claimed_at = NULL")
-    owner.execute("UPDATE schedules SET since = since - interval '2 hours'")
+    owner.execute("UPDATE schedules SET since = since - interval '7 days'")
     owner.execute("UPDATE distributed_locks SET expires_at = '-infinity'")
     hosts = [run_in_child(dsn, host) for _ in range(3)]
     try:
@@ -631,11 +634,12 @@ def test_slot_of_a_killed_runner_is_taken_over_within_a_second_or_not_at_all(
         until(lambda: owner.execute("SELECT FROM public.began").fetchone() is not None)
         until(lambda: owner.execute("SELECT FROM distributed_locks WHERE presence IS NOT NULL").fetchone() is not None)
         time.sleep(0.5)
-        (pid,) = owner.execute(holder).fetchone() or (0,)
+        running = owner.execute(holder).fetchone()
+        assert running is not None
         with measured() as lateness:
             killed_at_moment = owner.execute("SELECT clock_timestamp()").fetchone()
             assert killed_at_moment is not None
-            os.kill(pid, signal.SIGKILL)
+            os.kill(running[0], signal.SIGKILL)
             if delivery == "at-least-once":
                 until(lambda: len(owner.execute("SELECT FROM public.began").fetchall()) == 2)
                 late = 4 * lateness()  # of the host that stands by, its two sessions, and the server that ends one
