@@ -72,7 +72,8 @@ def test_sessions_that_block_a_statement_are_named(
     with psycopg.connect(dsn, application_name="report") as blocker:
         blocker.execute("SELECT * FROM public.busy")
         running = shell.start("migrate", "--", *psql(dsn, "ALTER TABLE busy ADD COLUMN m int"))
-        eventually(lambda: query(dsn, "SELECT 1 FROM pg_locks WHERE NOT granted"), "the wait")
+        waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'public.busy'::regclass"
+        eventually(lambda: query(dsn, waits), "the wait")
         (found,) = shell.run("migrations", "--json").json["migrations"]
         (named,) = found["sessions"][0]["blockers"]
         assert (named["pid"], named["application"]) == (blocker.info.backend_pid, "report")

@@ -86,13 +86,14 @@ for number in range(int(sys.argv[2])):
     if lease is not None:
         lease.release()
 gc.collect()
-deadline = time.monotonic() + 5
+deadline = time.monotonic() + 15
 pool = client._runtime.runner._pool
 while time.monotonic() < deadline:
     held = sum(client.lock(f"{number}").holder() is not None for number in range(int(sys.argv[2])))
-    if not held:
+    slots = len(pool._slots) - len(pool._idle)
+    if not held and not slots:
         break
-print(json.dumps({"held": held, "slots": len(pool._slots) - len(pool._idle)}))
+print(json.dumps({"held": held, "slots": slots}))
 """
 
 
