@@ -374,7 +374,7 @@ async def test_disconnected_caller_leaves_no_fence_held(web: Web, owner: psycopg
     with pytest.raises(asyncio.CancelledError):
         await gone
     assert (await client.put("/things/a", headers=shows(8))).status_code == 200
-    idle = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'"
+    idle = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'"
     # A backend that ends gives its locks back a moment before it leaves the list.
     deadline = time.monotonic() + 10
     while owner.execute(idle).fetchone():
