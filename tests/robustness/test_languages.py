@@ -5,11 +5,12 @@ They use the clients of docs/languages, and each records its history by itself. 
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psycopg
@@ -35,6 +36,9 @@ from tests.support.servers import tcp_server
 pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others, pytest.mark.timeout(300)]
 
 LOCK, TTL = "languages", 1
+ENOUGH = 10
+"""Turns of each program, at least."""
+RELEASE = re.compile('"kind": ?"release"')
 CHECKERS = (linearizability, token_order, loss, queue_order, durability)
 
 
@@ -79,6 +83,7 @@ def contend(dsn: str, folder: Path, languages: dict[str, str], seconds: float, f
         if freeze:
             _freeze_in_turn(dsn, programs, freeze, histories)
         time.sleep(seconds)
+        _wait_for_turns(histories, programs)
         stop.touch()
         for name, program in programs.items():
             assert program.wait(60) == 0, f"{name}: {(folder / f'{name}.err').read_text()}"
@@ -90,6 +95,14 @@ def contend(dsn: str, folder: Path, languages: dict[str, str], seconds: float, f
         pytest.skip("the clock of this machine was set during the run, and bash has no other")
     _record_server(dsn, Recorder(histories / "server.jsonl"))
     return History.read(histories)
+
+
+def _wait_for_turns(histories: Path, programs: Iterable[str]) -> None:
+    """Return once each program has had enough turns to compare them: a slow machine gets up to a minute more."""
+    ends = time.monotonic() + 60
+    for name in programs:
+        while len(RELEASE.findall((histories / f"{name}.jsonl").read_text())) < ENOUGH and time.monotonic() < ends:
+            time.sleep(0.1)
 
 
 def _freeze_in_turn(dsn: str, programs: dict[str, subprocess.Popen[str]], seconds: float, histories: Path) -> None:
@@ -170,10 +183,12 @@ def test_programs_in_several_languages_share_one_lock_and_one_queue(
         late = lateness()
     grants = Counter(one.process for one in history.of("acquire") if one.ok)
     print(dict(grants), f"{len(history)} operations")
-    # The queue serves all in turn. A waiter that gave up, and one that polls, has fewer turns.
     assert set(grants) == set(crowd)
-    assert min(grants.values()) > max(grants.values()) / 3
-    judges = [*CHECKERS, *([] if too_late_to_renew(late, TTL) else [kept_leases])]
+    judges = [*CHECKERS]
+    if not too_late_to_renew(late, TTL):
+        # The queue serves all in turn. A waiter that gave up, and one that polls, has fewer turns.
+        assert min(grants.values()) > max(grants.values()) / 3
+        judges.append(kept_leases)
     if request.node.get_closest_marker("long"):
         judges.append(hand_over)  # judges durations, and beside other tests they say little
     for checker in judges:

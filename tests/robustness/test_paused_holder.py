@@ -65,7 +65,7 @@ class Trial(NamedTuple):
     token: int
     next_token: int
     before_first_renewal: bool
-    """Whether the holder was stopped before its first renewal was due."""
+    """Whether the holder was stopped before its first renewal could begin."""
 
 
 def trials(dsn: str, number: int, times: int) -> list[Trial]:
@@ -90,7 +90,8 @@ def trials(dsn: str, number: int, times: int) -> list[Trial]:
                 granted = json.loads(holder.stdout.readline())
                 holder.send_signal(signal.SIGSTOP)
                 os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
-                in_time = time.monotonic() < granted["asked"] + TTL / 3
+                # A renewal is due after a third of the ttl. The keep-alive may take it along half as early.
+                in_time = time.monotonic() < granted["asked"] + TTL / 6
                 with client.lock(name, timeout=30) as lease:
                     holder.stdin.write("go on\n")
                     holder.stdin.flush()
@@ -114,8 +115,9 @@ def test_stopped_holder_finds_its_lease_lost_when_it_resumes(dsn: str, times: in
     assert len(reports) == times * AT_ONCE
     for trial in reports:
         why = "expired"
-        if not trial.before_first_renewal and trial.report["reason"] == "unreachable":
-            why = "unreachable"  # the machine was late, and the holder was stopped while a renewal was under way
+        if not trial.before_first_renewal and trial.report["reason"] in ("unreachable", "superseded"):
+            # The machine was late, and the holder was stopped while a renewal was under way, or about to be sent.
+            why = trial.report["reason"]
         assert trial.report == {"lost": True, "left": 0.0, "reason": why, "released": False, "renew": why}
         assert trial.next_token > trial.token
 

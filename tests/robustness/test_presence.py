@@ -459,7 +459,7 @@ def test_holder_without_replies_gives_up_before_the_server_does(
     monkeypatch.setattr(core_listener, "PING_INTERVAL", 0.2)
     monkeypatch.setattr(core_listener, "REPLY_WITHIN", 0.3)
     monkeypatch.setattr(presence, "TRUSTED", 1.5)
-    with Proxy(dsn) as proxy, dblock.Client(proxy.dsn, patience=1) as holder:
+    with Proxy(dsn) as proxy, dblock.Client(proxy.dsn) as holder:
         lease = holder.lock("a", ttl=30).acquire()
         present(holder, lease)
         proxy.fall_silent()
