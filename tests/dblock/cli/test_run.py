@@ -710,7 +710,7 @@ def test_stopped_command_still_receives_signals(shell: Shell, tmp_path: Path, nu
 @pytest.mark.second_stage
 def test_stopped_command_can_end_cleanly_after_a_forced_release(shell: Shell, tmp_path: Path) -> None:
     line = f"trap 'echo bye; exit 0' TERM; {waits_for(tmp_path)}"
-    process = shell.start("run", "job", "--ttl", "3", "--grace", "1", "--", "sh", "-c", line)
+    process = shell.start("run", "job", "--ttl", "6", "--grace", "2.4", "--", "sh", "-c", line)
     until((tmp_path / "on").exists)
     freeze(below(process.pid)[1:2])
     assert shell.run("force-release", "job", "--yes").code == 0
