@@ -206,14 +206,30 @@ def test_empty_pid_file_is_removed(folder: Path) -> None:
     assert embedded.start().answers()
 
 
+DIES_DURING_INITDB = """
+import os, pathlib, signal, subprocess, time
+from dblock import embedded
+real = subprocess.run
+def run(command, **options):
+    if not str(command[0]).endswith("initdb"):
+        return real(command, **options)
+    for name in ("capture_output", "text", "check"):
+        del options[name]
+    subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    while not pathlib.Path(options["cwd"], "base").exists():
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGKILL)
+subprocess.run = run
+embedded.start()
+"""
+"""A start that is killed before it learns of the end of its initdb, however long this machine stands still."""
+
+
 @pytest.mark.second_stage
 def test_start_cleans_up_after_a_killed_initdb(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    starting = subprocess.Popen([sys.executable, "-c", "from dblock import embedded; embedded.start()"])
-    while not list(folder.glob("making-*/data/base")):
-        assert starting.poll() is None, "the start ended before it could be killed"
-        time.sleep(0.001)
-    starting.kill()
-    starting.wait()
+    killed = subprocess.run([sys.executable, "-c", DIES_DURING_INITDB], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert list(folder.glob("making-*/data/base"))
     assert not (folder / "data").exists()
     assert embedded.start().answers()
     assert "incomplete data folder of an interrupted start" in caplog.text
