@@ -49,6 +49,7 @@ OF_POSTGRES = {
     "test_waiter_whose_ticket_was_deleted_takes_a_new_one": "needs a heartbeat",
     "test_meta_that_python_cannot_parse_is_returned_as_text": "another client stores it, by SQL",
     "test_waiter_creates_a_semaphore_that_a_failover_has_lost": "needs a heartbeat",
+    "test_request_that_outlasts_the_close_of_its_client_leaves_no_ticket": "makes a function of SQL sleep",
     "test_free_lock_is_granted_with_a_token": "no time passes between two calls on memory",
     "test_renew_extends_from_now": "no time passes between two calls on memory",
     "test_thread_can_wait_for_the_loss": "threads wait in real time",
