@@ -18,6 +18,8 @@ from psycopg import conninfo, sql
 
 from dblock.admin import schema
 from dblock.cli.demo import command
+from dblock.cli.demo.story import TTL
+from tests.support.machine import measured, too_late_to_renew
 from tests.support.proxy import Proxy
 from tests.support.shell import Done, Shell, ended, until
 from tests.support.terminal import Terminal
@@ -71,13 +73,17 @@ def role_dsn(dsn: str, role: str) -> str:
 def test_demo_runs_three_times_at_once_in_every_format(shell: Shell, dsn: str, role_dsn: str) -> None:
     """As text and as a picture; at a terminal; as JSON, by a role with few privileges."""
     picture = shell.folder / "demo.svg"
-    plain = shell.start("demo", "--svg", str(picture))
-    as_json = shell.start("demo", "--json", dsn=role_dsn)
-    with Terminal(shell.command("demo"), columns=COLUMNS, rows=120) as terminal:
-        assert terminal.ended() == 0
-        screen = terminal.lines()
-    output, data = ended(plain), ended(as_json)
-    assert (output.code, data.code) == (0, 0), output.err + data.err
+    with measured() as lateness:
+        plain = shell.start("demo", "--svg", str(picture))
+        as_json = shell.start("demo", "--json", dsn=role_dsn)
+        with Terminal(shell.command("demo"), columns=COLUMNS, rows=120) as terminal:
+            code = terminal.ended()
+            screen = terminal.lines()
+        output, data = ended(plain), ended(as_json)
+        said = " ".join("\n".join([*screen, output.err, data.err]).split())
+        if "the machine is too busy for the demo" in said and too_late_to_renew(lateness(), TTL):
+            pytest.skip("this machine was too late to renew")
+    assert (code, output.code, data.code) == (0, 0, 0), said
     _is_the_story(data.json)
     _is_narrated(output.out)
     _fits(screen)
