@@ -218,10 +218,10 @@ async def test_listener_that_is_cut_off_costs_a_bounded_delay(clients: Clients, 
         proxy.close()  # for the rest of the test, while all three wait
         released = time.monotonic()
         await held.release()
-        for _ in waiting:
-            done, _ = await asyncio.wait(
-                [task for task in waiting if not task.done()], timeout=10, return_when="FIRST_COMPLETED"
-            )
+        left = set(waiting)
+        while left:
+            # Also a waiter that was granted the lock before the reply to the release was here.
+            done, left = await asyncio.wait(left, timeout=10, return_when="FIRST_COMPLETED")
             assert done, "no waiter was served"
             for task in done:
                 lease, came = task.result()
