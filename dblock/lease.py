@@ -155,7 +155,7 @@ class ThreadLease(_LeaseBase):
         self._runtime.run(self._flows.renew(ttl))
 
     def release(self) -> bool:
-        """Release the lock. Return False if it was no longer held under this token.
+        """Release the lock. Return False if it was no longer held under this token. After `release_in` return True.
 
         A lease that shares its grant with others only ends. The last of them releases the lock.
         """
@@ -253,7 +253,7 @@ class TaskLease(_LeaseBase):
         await self._runtime.run(self._flows.renew(ttl))
 
     async def release(self) -> bool:
-        """Release the lock. Return False if it was no longer held under this token.
+        """Release the lock. Return False if it was no longer held under this token. After `release_in` return True.
 
         A lease that shares its grant with others only ends. The last of them releases the lock.
         """

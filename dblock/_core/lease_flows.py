@@ -14,7 +14,7 @@ from typing import Any
 from dblock._core.acquire import POLL_FIRST, TRUST, LockFlows
 from dblock._core.effects import Flow, Sleep
 from dblock._core.holds import HeldState
-from dblock._core.lease_state import LeaseState, Reason
+from dblock._core.lease_state import LeaseState, Reason, Status
 from dblock._core.options import Seconds, check_ttl
 from dblock.errors import DatabaseError
 
@@ -67,6 +67,8 @@ class LeaseFlows:
             state.let_go()
             abandon(state)
             return True
+        if state.left and state.status is Status.RELEASED:
+            return True  # the same, and a renewal has found the transaction committed
         if state.ours and state.may_be_granted:
             # Waiters need not wait for the deadline of a lease that was given up.
             abandon(state)

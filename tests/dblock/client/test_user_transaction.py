@@ -100,6 +100,21 @@ async def test_release_that_is_rolled_back_leaves_the_lease_held(opened: tuple[A
     assert await settled(lease.release()) is True
 
 
+@pytest.mark.parametrize("noticed", [False, True])
+async def test_release_after_a_committed_one_is_true_whether_or_not_a_renewal_came_first(
+    opened: tuple[Any, Open], noticed: bool
+) -> None:
+    clients, transaction = opened
+    lease = await acquired(clients)
+    await settled(lease.release_in(transaction.connection))
+    await transaction.commit()
+    if noticed:
+        with pytest.raises(dblock.LeaseLost):
+            await settled(lease.renew())
+    assert await settled(lease.release()) is True
+    assert not lease.lost.is_set()
+
+
 async def test_body_may_end_after_a_committed_release(opened: tuple[Any, Open]) -> None:
     clients, transaction = opened
     lock = clients().lock("a")
