@@ -7,6 +7,7 @@ interrupted or killed. It imports nothing of dblock, so that it starts fast.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
@@ -71,7 +72,8 @@ def _remove(folder: str) -> None:
             if os.path.isdir(path) and not os.path.islink(path):
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                os.unlink(path)
+                with contextlib.suppress(FileNotFoundError):  # an initdb cleans up after itself too
+                    os.unlink(path)
         time.sleep(0.02)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -463,6 +463,16 @@ def test_guardian_removes_what_an_interrupted_initdb_still_writes(
     assert not folder.exists()
 
 
+def test_guardian_removes_the_rest_if_a_file_has_gone_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ready").touch()
+    names = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: ["gone", *names(folder)] if names(folder) else [])
+    guardian._remove(str(tmp_path))
+    assert not tmp_path.exists()
+
+
 def test_guide_holds_tests_that_pass(tmp_path: Path) -> None:
     guide = Path(__file__).parents[3] / "docs" / "guides" / "testing.md"
     blocks = re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL)
