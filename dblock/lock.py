@@ -15,7 +15,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from dblock._core.acquire import Contention
 from dblock._core.effects import Flow
 from dblock._core.holds import Hold
 from dblock._core.lease_state import LeaseState
@@ -49,7 +48,6 @@ class _LockBase(Generic[L]):
         self._kind = kind
         self._flows = runtime.flows
         self._options = options
-        self._contention = Contention()
         # The leases of the `with` bodies that are running, by thread or task. Two bodies may run at once if the first
         # one's lease has expired, and each must release its own.
         self._bodies: dict[Owner, list[L]] = {}
@@ -64,7 +62,7 @@ class _LockBase(Generic[L]):
 
     def _acquiring(self, timeout: float | None, attempt: str, owner: Owner) -> Flow[Grant | None]:
         holds = functools.partial(self._holds, owner, timeout)
-        flow = self._flows.acquire(self._options, timeout, attempt, self._contention, holds)
+        flow = self._flows.acquire(self._options, timeout, attempt, holds=holds)
         observation = self._flows.observation
         missed = "busy" if timeout == 0 else "timeout"
         return flow if observation is None else observation.wait((self.name,), flow, missed=missed)

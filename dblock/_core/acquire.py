@@ -46,6 +46,9 @@ CLAIM_WITHIN = 0.5
 Then the grant is undone and retried.
 """
 
+MOST_CROWDS = 1000
+"""How many locks with a queue a client remembers."""
+
 TRIES_WHILE_BUSY = 3
 """How often `try_acquire` asks for a lock that is free but whose row another transaction has locked."""
 
@@ -58,10 +61,25 @@ class NotGranted(NamedTuple):
     others_wait: bool = False
 
 
-class Contention:
-    """Remembers for one lock whether its last attempt had to queue, in which case the next queues without a try."""
+class Crowds:
+    """The locks for which the last attempt of this client had to queue: the next one queues without a try."""
 
-    expected = False
+    def __init__(self) -> None:
+        self._names: dict[str, None] = {}
+
+    def expected(self, name: str) -> bool:
+        """Return whether the next attempt is likely to queue."""
+        return name in self._names
+
+    def note(self, name: str, queued: bool) -> None:
+        """Record whether an attempt had to queue."""
+        if not queued:
+            self._names.pop(name, None)
+            return
+        if len(self._names) >= MOST_CROWDS:
+            # A crowd that is forgotten costs one try.
+            self._names.clear()
+        self._names[name] = None
 
 
 class LockFlows(GrantFlows):
@@ -83,6 +101,7 @@ class LockFlows(GrantFlows):
         super().__init__(schema, clock, uniform, new_name, fences or DEFAULT_FENCES)
         self._holder = holder
         self._knows_fences = fences is not None
+        self.crowds = Crowds()
 
     def try_acquire(self, options: LockOptions, attempt: str, within: float = math.inf) -> Flow[Grant | None]:
         """Ask once. The result is None when another holder has the lock, or other waiters queue for it."""
@@ -103,21 +122,20 @@ class LockFlows(GrantFlows):
         options: LockOptions,
         timeout: float | None,
         attempt: str,
-        contention: Contention | None = None,
+        crowded: bool = False,
         holds: Holds | None = None,
     ) -> Flow[Grant | None]:
         """Ask, and wait in the queue until granted or until the timeout has passed. The result is then None.
 
-        Where contention is expected, queue at once without a try. With `holds`, look for deadlocks during the wait.
+        Where a crowd is expected, or with `crowded`, queue at once without a try. With `holds`, look for deadlocks
+        during the wait.
         """
         if options.claims and not self._knows_fences:
             yield from self._check_fences(options.name)
-        contention = contention or Contention()
-        crowded, contention.expected = contention.expected, False
         if timeout == 0:
             return (yield from self.try_acquire(options, attempt, LEAST_PATIENCE))
         give_up_at = math.inf if timeout is None else self.clock() + timeout
-        if not crowded:
+        if not (crowded or self.crowds.expected(options.name)):
             reply = yield from self._try(options, attempt, max(give_up_at - self.clock(), LEAST_PATIENCE))
             if isinstance(reply, Grant):
                 return reply
@@ -134,7 +152,7 @@ class LockFlows(GrantFlows):
         finally:
             watch.close()
             waiter.leave()
-            contention.expected = waiter.had_ticket
+            self.crowds.note(options.name, waiter.had_ticket)
 
     def _check_fences(self, name: str) -> Flow[None]:
         """Refuse claims that could mean the resources of several stores: a claim in the wrong one protects nothing."""

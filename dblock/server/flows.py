@@ -19,7 +19,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 
-from dblock._core.acquire import Contention, NotGranted
+from dblock._core.acquire import NotGranted
 from dblock._core.deadlocks import DeadlockWatch, Holds
 from dblock._core.effects import GIVE_UP_WITHIN, Call, Flow
 from dblock._core.options import LockOptions, interval, quoted
@@ -58,11 +58,11 @@ class ServerFlows(SharedFlows):
         options: LockOptions,
         timeout: float | None,
         attempt: str,
-        contention: Contention | None = None,
+        crowded: bool = False,
         holds: Holds | None = None,
     ) -> Flow[Grant | None]:
         """Acquire the lock or wait in the queue, as a client does, and report the wait to the observers."""
-        flow = super().acquire(options, timeout, attempt, contention, holds)
+        flow = super().acquire(options, timeout, attempt, crowded, holds)
         return self.observed(options.name, flow, "busy" if timeout == 0 else "timeout")
 
     def observed(self, name: str, flow: Flow[Grant | None], missed: str) -> Flow[Grant | None]:

@@ -16,7 +16,6 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
-from dblock._core.acquire import Contention
 from dblock._core.options import LockOptions
 from dblock._core.replies import Grant
 from dblock.errors import DatabaseError, DblockError
@@ -86,9 +85,7 @@ class Waits:
         if not resumed:
             flows.private.add(attempt)
         # Straight into the queue, so that a request that waits always has a ticket when it ends.
-        contention = Contention()
-        contention.expected = seconds > 0
-        flow = flows.acquire(options, seconds, attempt, contention)
+        flow = flows.acquire(options, seconds, attempt, crowded=seconds > 0)
         wait = _Wait(asyncio.ensure_future(self._database.run(flow)), not resumed)
         self._waits[attempt] = wait
         try:

@@ -37,7 +37,6 @@ class _Lock:
     _runtime: Any
     _options: LockOptions
     _flows: Any
-    _contention: Any
     _lease: Any
     _owner: Owner | None = None
     """The thread or task that was last granted the lock at once."""
@@ -47,7 +46,7 @@ class _Lock:
     def _acquired_at_once(self) -> Any:
         """Acquire the lock if it is free; otherwise return None."""
         options, runtime, flows = self._options, self._runtime, self._flows
-        if self._contention.expected or logger.isEnabledFor(logging.DEBUG):
+        if flows.crowds.expected(options.name) or logger.isEnabledFor(logging.DEBUG):
             return None
         owner = caller()
         if owner.holds_any and runtime.own_lease(options.name) is not None:

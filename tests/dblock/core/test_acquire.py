@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dblock._core.acquire import TRUST, Contention, LockFlows
+from dblock._core.acquire import MOST_CROWDS, TRUST, LockFlows
 from dblock._core.effects import Call, JoinQueue, Sleep, Wait
 from dblock._core.options import LockOptions, lock_options
 from dblock._core.replies import new_attempt
@@ -123,7 +123,7 @@ class Waiter(LocalWaiter):
         self.events.append("left")
 
 
-def join(steps: Any, waiter: Waiter | None = None) -> Any:
+def join(steps: Any, waiter: LocalWaiter | None = None) -> Any:
     """Refuse the try, reply to the request to join the queue with a waiter, and return the call that follows."""
     assert steps.send(HELD) == JoinQueue("a", "aa")
     return steps.send(waiter or Waiter())
@@ -191,12 +191,37 @@ def test_first_waiter_checks_a_holder_with_a_presence(flows: LockFlows, options:
 
 
 def test_acquire_on_a_crowded_lock_joins_the_queue_without_a_try(flows: LockFlows, options: LockOptions) -> None:
-    contention = Contention()
-    contention.expected = True
-    steps = flows.acquire(options, None, "aa", contention)
+    steps = flows.acquire(options, None, "aa", crowded=True)
     assert next(steps) == JoinQueue("a", "aa")
     call: Any = steps.send(Waiter())
     assert b'"dblock".acquire(' in call.sql
+
+
+def test_crowd_is_remembered_by_its_name_until_an_attempt_does_not_queue(
+    flows: LockFlows, options: LockOptions
+) -> None:
+    steps = flows.acquire(options, None, "aa")
+    next(steps)
+    join(steps, ThreadWaiter(LocalWaiters(flows), "a", "aa"))
+    steps.send(QUEUED)
+    steps.send(None)
+    finish(steps, GRANTED)
+    assert isinstance(next(flows.acquire(lock_options("b", 30, None, None), None, "bb")), Call), (
+        "another lock has no crowd"
+    )
+
+    again = flows.acquire(lock_options("a", 5, None, None), None, "cc")
+    assert next(again) == JoinQueue("a", "cc"), "another object for the same lock"
+    again.send(ThreadWaiter(LocalWaiters(flows), "a", "cc"))
+    finish(again, ("t", "8", "1000.5", "5", None, None, None, None))
+    assert isinstance(next(flows.acquire(options, None, "dd")), Call), "the crowd is gone"
+
+
+def test_crowds_that_a_client_remembers_are_bounded(flows: LockFlows) -> None:
+    for number in range(MOST_CROWDS + 1):
+        flows.crowds.note(f"lock-{number}", queued=True)
+    assert flows.crowds.expected(f"lock-{MOST_CROWDS}")
+    assert not flows.crowds.expected("lock-0")
 
 
 def test_waiter_without_a_ticket_asks_again_soon_and_then_less_often(flows: LockFlows, options: LockOptions) -> None:
