@@ -4,9 +4,10 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 
 REPORT := robustness-report
+BENCH_REPORT := bench-report
 
 help: ## List the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
+	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | expand -t 18
 
 install: ## Install dblock for development, with the embedded Postgres
 	pip install -e '.[dev]'
@@ -26,12 +27,18 @@ quick: ## Run the tests of the core, the runtime, the SQL, the clients and the a
 format: ## Format the code, and fix what ruff can fix
 	ruff check --fix . ; ruff format .
 
-bench: ## Compare pairs, also over HTTP, hand-offs and crowds with raw psycopg and two Redis clients (needs redis-server)
-	python bench/pairs.py
-	python bench/http_pairs.py
-	python bench/handoffs.py
-	python bench/handoffs.py --slow-disk
-	python bench/crowd.py
+bench: bench-peers ## Measure dblock beside other ways to lock, and check the ratios against the baseline (an hour)
+	python -m bench --out $(BENCH_REPORT)
+
+bench-peers: ## Install the peers of the benchmarks: Debian's servers and PyPI's clients, as far as they are available
+	-apt-get install -y --no-install-recommends redis-server etcd-server zookeeper pgbouncer
+	pip install -e '.[bench]'
+
+bench-quick: ## Run every question of the benchmarks in its smallest size, to see that it works
+	python -m bench --quick --out $(BENCH_REPORT)-quick
+
+bench-%: ## Answer one question: make bench-pair, bench-hand_off_rate, … (python -m bench --list)
+	python -m bench $* --out $(BENCH_REPORT)
 
 robustness: ## Run every fault, find every seeded bug, and write a report with pictures (hours)
 	mkdir -p $(REPORT)
@@ -60,4 +67,4 @@ containers: ## Run the tests against every supported Postgres, in Docker
 demo: ## Play two workers, one lock and a freeze
 	dblock demo
 
-.PHONY: help install check check-all long quick format bench robustness robustness-quick cluster soak model containers demo
+.PHONY: help install check check-all long quick format bench bench-peers bench-quick robustness robustness-quick cluster soak model containers demo

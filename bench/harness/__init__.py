@@ -1,0 +1,1 @@
+"""The parts that every question uses: servers, workers, rounds, tables, pictures."""

@@ -1,0 +1,142 @@
+"""Start the servers that a question needs, and offer its contenders: those whose server and library are installed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from bench.harness import servers
+from bench.harness.contender import Contender
+from bench.harness.servers import Running
+from bench.peers import sketch
+
+DBLOCK, REDIS, ADVISORY = "bench.peers.dblock_locks", "bench.peers.redis_locks", "bench.peers.advisory"
+
+OURS = ("dblock", "dblock, efficiency")
+LEASED = ("redis-py", "redis-py, fsync", "python-redis-lock", "python-redis-lock, fsync", "kazoo", "etcd v3lock")
+"""Peers whose locks expire."""
+SESSION = ("pg_advisory_lock", "sqlalchemy-dlock")
+"""Peers whose locks end with a connection."""
+SKETCH = "sketch"
+
+LIBRARIES = {
+    "redis-py": "redis",
+    "python-redis-lock": "redis_lock",
+    "kazoo": "kazoo",
+    "etcd v3lock": "grpc",
+    "sqlalchemy-dlock": "sqlalchemy_dlock",
+}
+"""The module that each peer needs, by the beginning of its name."""
+
+PACKAGES = ("psycopg", "redis", "python-redis-lock", "kazoo", "grpcio", "sqlalchemy-dlock", "SQLAlchemy", "httpx")
+
+
+class Arena:
+    """The servers of one question, each started when it is first needed."""
+
+    def __init__(self, folder: Path, only: Iterable[str] = ()) -> None:
+        self.folder = folder
+        self.versions: dict[str, str] = {}
+        self._only = tuple(only)
+        self._stack = contextlib.ExitStack()
+        self._running: dict[str, Running | None] = {}
+        self._sketched = False
+
+    def __enter__(self) -> Arena:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _start(
+        self, name: str, start: Callable[[], contextlib.AbstractContextManager[Running | None]]
+    ) -> Running | None:
+        if name not in self._running:
+            running = self._running[name] = self._stack.enter_context(start())
+            if running is not None:
+                self.versions[name.partition(",")[0]] = running.version
+        return self._running[name]
+
+    @property
+    def postgres(self) -> Running:
+        """The embedded Postgres, with dblock installed."""
+        found = self._start("Postgres", lambda: servers.postgres(self.folder))
+        assert found is not None
+        return found
+
+    def redis(self, *, fsync: bool) -> Running | None:
+        """A Redis, which may write each command to its disk."""
+        return self._start(f"Redis, {fsync}", lambda: servers.redis(self.folder, fsync=fsync))
+
+    def pgbouncer(self) -> Running | None:
+        """A pgbouncer in front of the Postgres."""
+        return self._start("pgbouncer", lambda: servers.pgbouncer(self.folder, self.postgres))
+
+    def wanted(self, name: str) -> bool:
+        """Return whether the caller chose this contender, or made no choice."""
+        return not self._only or name in self._only
+
+    def contenders(self, *names: str, **options: object) -> list[Contender]:
+        """Return the contenders of these names that are chosen and installed. Each gets the options."""
+        found = []
+        for name in names:
+            if not self.wanted(name):
+                continue
+            library = next((module for start, module in LIBRARIES.items() if name.startswith(start)), None)
+            if library is not None and importlib.util.find_spec(library) is None:
+                print(f"{name}: the Python module {library} is not installed: left out", file=sys.stderr)
+            elif (contender := self._contender(name, options)) is not None:
+                found.append(contender)
+        return found
+
+    def _contender(self, name: str, options: dict[str, object]) -> Contender | None:
+        """Return a contender by its name: a peer, then `, fsync`, `, efficiency`, `, asyncio` or `, socket`."""
+        peer, *words = name.split(", ")
+        if peer in ("dblock", *SESSION, SKETCH):
+            return self._on_postgres(name, peer, words, options)
+        running: Running | None
+        if peer in ("redis-py", "python-redis-lock"):
+            running = self.redis(fsync="fsync" in words)
+            kind = {"redis-py": "RedisPy", "python-redis-lock": "PythonRedisLock"}[peer]
+            kind = "Async" * ("asyncio" in words) + kind
+            make = f"{REDIS}:{kind}"
+        elif peer == "kazoo":
+            running, make = (
+                self._start("ZooKeeper", lambda: servers.zookeeper(self.folder)),
+                "bench.peers.kazoo_lock:Kazoo",
+            )
+        elif peer == "etcd v3lock":
+            running, make = self._start("etcd", lambda: servers.etcd(self.folder)), "bench.peers.etcd_lock:Etcd"
+        else:
+            raise ValueError(name)
+        if running is None:
+            return None
+        return Contender(name, make, running.where, running.pid, options, "asyncio" in words)
+
+    def _on_postgres(self, name: str, peer: str, words: list[str], options: dict[str, object]) -> Contender:
+        running = self.postgres
+        where = running.socket if "socket" in words else running.where
+        prefix = "Async" * ("asyncio" in words)
+        if peer == "dblock":
+            kind = "KeptLock" if "kept lock" in words else f"{prefix}Dblock"
+            given = {**options, **({"durable": False} if "efficiency" in words else {})}
+            return Contender(name, f"{DBLOCK}:{kind}", where, running.pid, given, bool(prefix))
+        if peer == SKETCH:
+            if not self._sketched:
+                sketch.install(where)
+                self._sketched = True
+            return Contender(name, "bench.peers.sketch:Sketch", where, running.pid)
+        kind = {"pg_advisory_lock": f"{prefix}AdvisoryLock", "sqlalchemy-dlock": "SqlalchemyDlock"}[peer]
+        return Contender(name, f"{ADVISORY}:{kind}", where, running.pid, {}, bool(prefix))
+
+    def all_versions(self) -> dict[str, str]:
+        """Return the versions of the servers that were started and of the libraries that are installed."""
+        found = dict(self.versions)
+        for package in PACKAGES:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[package] = importlib.metadata.version(package)
+        return found

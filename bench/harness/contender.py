@@ -1,0 +1,57 @@
+"""What is compared: a contender is one client library on one server, with the same three verbs for all.
+
+A peer is the adapter of a library, in bench/peers. It acquires as its documentation shows, with a new lock object for
+each acquisition where the documentation does so.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Release = Callable[[], object]
+AsyncRelease = Callable[[], Awaitable[object]]
+
+TTL = 30.0
+"""Seconds, for every lease of every contender unless a question says otherwise."""
+
+
+class Peer(Protocol):
+    """One client of a library. Threads may share it."""
+
+    def acquire(self, name: str) -> Release:
+        """Wait until the lock is held, and return what releases it."""
+
+    def close(self) -> None:
+        """Close its connections."""
+
+
+class AsyncPeer(Protocol):
+    """One client of a library for asyncio."""
+
+    async def acquire(self, name: str) -> AsyncRelease:
+        """Wait until the lock is held, and return what releases it."""
+
+    async def close(self) -> None:
+        """Close its connections."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A named way to lock."""
+
+    name: str
+    make: str
+    """The module and the class of its peer."""
+    where: str
+    pid: int = 0
+    """The process of its server, whose descendants count too."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    is_async: bool = False
+
+    def open(self) -> Any:
+        """Create a client, in the process that uses it."""
+        module, _, name = self.make.partition(":")
+        return getattr(importlib.import_module(module), name)(self.where, **self.options)

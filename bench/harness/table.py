@@ -1,0 +1,198 @@
+"""The answer of a question: a table whose rows are compared with one of them, the reference.
+
+A ratio is computed within each round and then the median is taken, so that a machine that became slower between two
+rounds changes both sides alike.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from bench.harness.rounds import Measured
+
+
+@dataclass(frozen=True)
+class Column:
+    """One measured quantity."""
+
+    key: str
+    heading: str
+    lower_is_better: bool = True
+    digits: int = 0
+    drawn: bool = True
+    checked: float = 0.0
+    """The part by which a ratio of dblock may get worse than the baseline before `make bench` fails; 0 for any."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A limit of a ratio to another row, or of the figure itself if there is no `reference`."""
+
+    row: str
+    column: str
+    reference: str
+    limit: float
+    """The ratio is at most this, or at least this if more is better."""
+
+
+@dataclass
+class Cell:
+    """The median of a quantity over the rounds, and of its ratio to the reference with quartiles."""
+
+    value: float
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass
+class Table:
+    """Rows, columns, and the row that the others are compared with."""
+
+    name: str
+    title: str
+    reference: str
+    columns: Sequence[Column]
+    cells: dict[str, dict[str, Cell]] = field(default_factory=dict)
+    goals: list[tuple[Goal, float]] = field(default_factory=list)
+    """The goals that could be judged, with the ratio that was measured."""
+    notes: list[str] = field(default_factory=list)
+    picture: str = "bars"
+    """How it is drawn: `bars`, a panel for each column; `lines`, a line for each row over the columns; or `none`."""
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def fill(self, measured: Measured, goals: Sequence[Goal] = ()) -> Table:
+        """Compute the medians and the ratios."""
+        base = measured.values.get(self.reference, {})
+        for row, columns in measured.values.items():
+            self.cells[row] = {key: _cell(values, base.get(key)) for key, values in columns.items()}
+        for goal in goals:
+            found = measured.values.get(goal.row, {}).get(goal.column, [])
+            if goal.reference:
+                found = _ratios(found, measured.values.get(goal.reference, {}).get(goal.column))
+            if found := [one for one in found if not math.isnan(one)]:
+                self.goals.append((goal, statistics.median(found)))
+        self.about |= {"blocks": measured.blocks, "repeated": measured.repeated, "disturbed": measured.disturbed}
+        return self
+
+    def column(self, key: str) -> Column:
+        """Return a column by its key."""
+        return next(column for column in self.columns if column.key == key)
+
+    def met(self, goal: Goal, ratio: float) -> bool:
+        """Return whether the goal is met."""
+        return ratio <= goal.limit if self.column(goal.column).lower_is_better else ratio >= goal.limit
+
+    def data(self) -> dict[str, Any]:
+        """Return everything as JSON data."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "reference": self.reference,
+            "columns": [asdict(column) for column in self.columns],
+            "rows": {row: {key: asdict(cell) for key, cell in cells.items()} for row, cells in self.cells.items()},
+            "goals": [{**asdict(goal), "ratio": ratio} for goal, ratio in self.goals],
+            "notes": self.notes,
+            "picture": self.picture,
+            "about": self.about,
+        }
+
+    @staticmethod
+    def of(data: dict[str, Any]) -> Table:
+        """Return the table of such data."""
+        table = Table(
+            data["name"], data["title"], data["reference"], [Column(**column) for column in data["columns"]],
+            notes=data["notes"], picture=data["picture"], about=data["about"],
+        )  # fmt: skip
+        table.cells = {row: {key: Cell(**cell) for key, cell in cells.items()} for row, cells in data["rows"].items()}
+        for goal in data["goals"]:
+            ratio = goal.pop("ratio")
+            table.goals.append((Goal(**goal), ratio))
+        return table
+
+
+def _ratios(values: Sequence[float] | None, base: Sequence[float] | None) -> list[float]:
+    return [
+        value / other
+        for value, other in zip(values or [], base or [], strict=False)
+        if other and not math.isnan(value) and not math.isnan(other)
+    ]
+
+
+def _cell(values: Sequence[float], base: Sequence[float] | None) -> Cell:
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return Cell(math.nan)
+    cell, ratios = Cell(statistics.median(known)), _ratios(values, base)
+    if ratios:
+        cell.ratio = statistics.median(ratios)
+        ordered = sorted(ratios)
+        cell.low, cell.high = ordered[len(ordered) // 4], ordered[len(ordered) * 3 // 4]
+    return cell
+
+
+def number(value: float, digits: int) -> str:
+    """Format a value of a column."""
+    if math.isnan(value):
+        return "–"
+    return f"{value:,.{digits}f}"
+
+
+def ratio(value: float | None) -> str:
+    """Format a ratio with three digits."""
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def markdown(table: Table) -> str:
+    """Return the table as Markdown: each figure, and its ratio to the reference."""
+    lines = [
+        f"| {table.title} | " + " | ".join(column.heading for column in table.columns) + " |",
+        "|---" * (len(table.columns) + 1) + "|",
+    ]
+    for row, cells in table.cells.items():
+        ours = f"**{row}**" if row.startswith("dblock") else row
+        shown = []
+        for column in table.columns:
+            cell = cells.get(column.key)
+            if cell is None:
+                shown.append("–")
+            elif row == table.reference or cell.ratio is None:
+                shown.append(number(cell.value, column.digits))
+            else:
+                shown.append(f"{number(cell.value, column.digits)} ({ratio(cell.ratio)} ×)")
+        lines.append(f"| {ours} | " + " | ".join(shown) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def plain(table: Table) -> str:
+    """Return the table for a terminal."""
+    rows = [[table.title, *(column.heading for column in table.columns)]]
+    for line in markdown(table).splitlines()[2:]:
+        rows.append([cell.strip().strip("*") for cell in line.strip("|").split("|")])
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    out = []
+    for row in rows:
+        first, *rest = (cell.ljust(width) if not place else cell.rjust(width) for place, (cell, width) in enumerate(
+            zip(row, widths, strict=True)))  # fmt: skip
+        out.append("  ".join([first, *rest]).rstrip())
+    out.append(f"× {table.reference} = 1, measured in the same run")
+    for goal, measured in table.goals:
+        column = table.column(goal.column)
+        verdict = "met" if table.met(goal, measured) else "NOT MET"
+        sign = "≤" if column.lower_is_better else "≥"
+        shown = f"{ratio(measured)} × {goal.reference}" if goal.reference else number(measured, column.digits)
+        out.append(f"goal: {goal.row}, {column.heading}: {shown} ({sign} {goal.limit:g}) {verdict}")
+    out += table.notes
+    about = table.about
+    if about.get("repeated") or about.get("disturbed"):
+        out.append(
+            f"{about['repeated']} blocks were repeated because other programs disturbed them; "
+            f"{about['disturbed']} of {about['blocks']} were disturbed each time"
+        )
+    return "\n".join(out)

@@ -1,0 +1,69 @@
+"""How many pairs of acquire and release per second do 1 to 64 clients make, each on a lock of its own?
+
+The clients are processes with a client each, threads that share a client, or tasks that share a client for asyncio.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+
+from bench.harness.arena import LEASED, SESSION
+from bench.harness.question import Question, Run, pair_block
+from bench.harness.rounds import Block, Measured, Sample
+from bench.harness.table import Column, Goal, Table
+from bench.harness.workers import Team
+from bench.peers import pgbench
+
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+OURS = ("dblock", "dblock, efficiency")
+
+TASKS = (
+    "dblock, asyncio", "dblock, efficiency, asyncio", "redis-py, asyncio", "redis-py, fsync, asyncio",
+    "pg_advisory_lock, asyncio",
+)  # fmt: skip
+
+
+def measure(run: Run) -> list[Table]:
+    return [_as(run, kind) for kind in ("process", "thread", "task")]
+
+
+def _as(run: Run, kind: str) -> Table:
+    sizes = run.pick(SIZES, (1, 2))
+    seconds = run.pick(1.0, 0.05)
+    options = {"pool_size": 16} if kind != "process" else {}
+    ours = TASKS[:2] if kind == "task" else OURS
+    names = TASKS[2:] if kind == "task" else (*LEASED, *SESSION)
+    contenders = run.arena.contenders(*ours, **options) + run.arena.contenders(*names)
+    reference = "redis-py, fsync, asyncio" if kind == "task" else "redis-py, fsync"
+    total = Measured()
+    for size in sizes:
+        with ExitStack() as stack:
+            blocks: dict[str, Block] = {
+                one.name: partial(_rate, stack.enter_context(Team(one, size, kind)), seconds, size)
+                for one in contenders
+            }
+            if kind == "process" and run.arena.wanted("pgbench") and pgbench.PROGRAM:
+                blocks["pgbench"] = partial(_floor, run, size)
+            measured = run.interleave(blocks, 3)
+        total.join(measured)
+    columns = [
+        Column(str(size), f"{size} client{'s' * (size > 1)}", lower_is_better=False, checked=0.2 * (size in (1, 8)))
+        for size in sizes
+    ]
+    goals = [Goal("dblock", "8", "redis-py, fsync", 1.0)] if kind == "process" and 8 in sizes else []
+    plural = {"process": "processes", "thread": "threads of a process", "task": "tasks of a process"}[kind]
+    table = Table(f"throughput_{kind}", f"pairs/s, clients as {plural}", reference, columns, picture="lines")
+    return table.fill(total, goals)
+
+
+def _rate(team: Team, seconds: float, size: int) -> Sample:
+    return {str(size): pair_block(team, seconds)["rate"]}
+
+
+def _floor(run: Run, size: int) -> Sample:
+    transactions = max(run.pick(3000, 60) // size, 20)
+    return {str(size): pgbench.pair_block(run.arena.postgres, run.scratch, size, transactions)["rate"]}
+
+
+QUESTION = Question("throughput", "How many pairs per second do 1 to 64 clients make?", measure)
