@@ -43,6 +43,7 @@ def parse(arguments: Sequence[str] | None, names: Sequence[str]) -> argparse.Nam
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help="; ".join(names))
     parser.add_argument("--quick", action="store_true", help="run the smallest size, to see that it works")
     parser.add_argument("--rounds", type=int, help="the number of rounds, instead of that of each question")
+    parser.add_argument("--no-repeat", action="store_true", help="do not repeat blocks that were disturbed")
     parser.add_argument("--only", nargs="+", default=(), metavar="CONTENDER", help="leave out all other contenders")
     parser.add_argument("--out", type=Path, default=REPORT, help=f"the folder to write to (default: {REPORT})")
     parser.add_argument("--save-baseline", action="store_true", help="store the ratios instead of checking them")
@@ -57,7 +58,7 @@ def answer(question: Question, options: argparse.Namespace, arena: Arena) -> lis
     """Run one question, print its tables, and write them and their pictures."""
     began = time.monotonic()
     disk = machine.fsync_time(arena.folder)
-    tables = list(question.measure(Run(arena, options.quick, options.rounds, arena.folder)))
+    tables = list(question.measure(Run(arena, options.quick, options.rounds, not options.no_repeat, arena.folder)))
     versions = arena.all_versions()
     about = {
         "machine": machine.describe() | {"fdatasync": f"{disk * 1e6:.0f} µs"},

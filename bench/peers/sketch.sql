@@ -29,7 +29,7 @@ BEGIN
         RETURN;
     END IF;
     INSERT INTO sketch.locks (name) VALUES (acquire.name) ON CONFLICT DO NOTHING;
-    -- Looks again under the row's lock, so that no release is missed between the look and the ticket.
+    -- Looks again under the row's lock, so that no release comes between the look and the ticket.
     PERFORM FROM sketch.locks AS l WHERE l.name = acquire.name FOR UPDATE;
     UPDATE sketch.locks AS l SET held = true, token = nextval('sketch.tokens')
     WHERE l.name = acquire.name AND NOT l.held AND l.reserved IS NULL
