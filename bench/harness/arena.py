@@ -80,16 +80,19 @@ class Arena:
         """Return whether the caller chose this contender, or made no choice."""
         return not self._only or name in self._only
 
+    def installed(self, name: str) -> bool:
+        """Return whether the library of a contender is installed, and say so if it is not."""
+        library = next((module for start, module in LIBRARIES.items() if name.startswith(start)), None)
+        if library is None or importlib.util.find_spec(library) is not None:
+            return True
+        print(f"{name}: the Python module {library} is not installed: left out", file=sys.stderr)
+        return False
+
     def contenders(self, *names: str, **options: object) -> list[Contender]:
         """Return the contenders of these names that are chosen and installed. Each gets the options."""
         found = []
         for name in names:
-            if not self.wanted(name):
-                continue
-            library = next((module for start, module in LIBRARIES.items() if name.startswith(start)), None)
-            if library is not None and importlib.util.find_spec(library) is None:
-                print(f"{name}: the Python module {library} is not installed: left out", file=sys.stderr)
-            elif (contender := self._contender(name, options)) is not None:
+            if self.wanted(name) and self.installed(name) and (contender := self._contender(name, options)):
                 found.append(contender)
         return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
+import random
 import struct
 import threading
 import time
@@ -173,6 +174,43 @@ def get(peer: Peer, index: int, start: float, *, name: str = "held") -> float:
     now = _clock()
     release()
     return now
+
+
+def hold_many(peer: Peer, index: int, start: float, *, name: str, number: int) -> None:
+    """Acquire many locks and keep them until `let_go_of_many`."""
+    _held[index] = [peer.acquire(f"{name} {one}") for one in range(number)]
+
+
+def let_go_of_many(peer: Peer, index: int, start: float) -> None:
+    """Release the locks that this client holds."""
+    for release in _held.pop(index):
+        release()
+
+
+def cycles(peer: Peer, index: int, start: float, *, number: int, name: str) -> list[float]:
+    """Acquire and release one lock this often, and return how long each pair took."""
+    times, now = [], _clock()
+    for _ in range(number):
+        peer.acquire(name)()
+        done = _clock()
+        times.append(done - now)
+        now = done
+    return times
+
+
+def pairs_among(peer: Peer, index: int, start: float, *, seconds: float, names: int) -> Pairs:
+    """Acquire and release locks chosen at random among many names, until the time is up."""
+    rng, times = random.Random(start), []
+    for _ in range(WARM_UP):
+        peer.acquire("name 1")()
+    now = _clock()
+    ends = now + seconds
+    while now < ends:
+        peer.acquire(f"name {rng.randrange(names)}")()
+        done = _clock()
+        times.append(done - now)
+        now = done
+    return Pairs(times)
 
 
 def begin_to_wait(peer: Peer, index: int, start: float, *, name: str = "held") -> None:

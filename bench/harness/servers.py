@@ -158,7 +158,7 @@ def _slow_disk(folder: Path, delay_us: int) -> Path:
 
 
 @contextlib.contextmanager
-def redis(folder: Path, *, fsync: bool) -> Iterator[Running | None]:
+def redis(folder: Path, *, fsync: bool, fsync_delay_us: int = 0) -> Iterator[Running | None]:
     """Run a Redis that writes every command to its disk before it replies, or one that never waits for its disk."""
     program = shutil.which("redis-server")
     if program is None:
@@ -171,7 +171,8 @@ def redis(folder: Path, *, fsync: bool) -> Iterator[Running | None]:
     settings = {"bind": "127.0.0.1", "port": str(port), "dir": str(data), "save": "", "maxclients": "2000"}
     settings |= {"appendonly": "yes", "appendfsync": "always"} if fsync else {"appendonly": "no"}
     command = [program, *(word for key, value in settings.items() for word in (f"--{key}", value))]
-    with _process(command, data, "log") as process:
+    environment = {**os.environ, **({"LD_PRELOAD": str(_slow_disk(folder, fsync_delay_us))} if fsync_delay_us else {})}
+    with _process(command, data, "log", env=environment) as process:
         _wait_until(process, lambda: _accepts(port), "redis-server", data / "log")
         yield Running(f"redis://127.0.0.1:{port}", process.pid, _version([program, "--version"]))
 

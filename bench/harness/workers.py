@@ -92,6 +92,11 @@ class Team:
             pipe.send((act, start, arguments))
         return start
 
+    def done_within(self, seconds: float) -> bool:
+        """Return whether the block ends within this time."""
+        deadline = time.monotonic() + seconds
+        return all(pipe.poll(max(deadline - time.monotonic(), 0)) for pipe in self._pipes)
+
     def collect(self) -> list[Done]:
         """Wait for the end of the block."""
         return [_result(pipe) for pipe in self._pipes]

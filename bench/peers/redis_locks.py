@@ -42,14 +42,15 @@ class AsyncRedisPy:
 class PythonRedisLock:
     """redis_lock.Lock. It waits by BLPOP, so each waiter has a connection of its own."""
 
-    def __init__(self, where: str, *, ttl: float = TTL) -> None:
+    def __init__(self, where: str, *, ttl: float = TTL, renewed: bool = False) -> None:
         import redis
         import redis_lock
 
         self._client, self._ttl, self._make = redis.Redis.from_url(where), int(ttl), redis_lock.Lock
+        self._renewed = renewed
 
     def acquire(self, name: str) -> Release:
-        lock = self._make(self._client, name, expire=self._ttl)
+        lock = self._make(self._client, name, expire=self._ttl, auto_renewal=self._renewed)
         assert lock.acquire()
         return lock.release  # type: ignore[no-any-return]
 

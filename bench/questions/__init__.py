@@ -1,4 +1,7 @@
 """One question per file. Each module has `QUESTION`."""
 
-ORDER = ("pair", "throughput", "hand_off_rate", "hand_off_at_rest", "connections")
+ORDER = (
+    *("pair", "throughput", "hand_off_rate", "hand_off_at_rest", "fairness", "takeover", "connections", "crowd"),
+    *("renewal", "snapshot", "names", "slow_disk", "pgbouncer"),
+)
 """The order in which `make bench` asks."""
