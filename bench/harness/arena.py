@@ -6,7 +6,8 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from bench.harness import servers
@@ -78,7 +79,7 @@ class Arena:
 
     def wanted(self, name: str) -> bool:
         """Return whether the caller chose this contender, or made no choice."""
-        return not self._only or name in self._only
+        return not self._only or name in self._only or name.partition(":")[0] in self._only
 
     def installed(self, name: str) -> bool:
         """Return whether the library of a contender is installed, and say so if it is not."""
@@ -135,6 +136,15 @@ class Arena:
             return Contender(name, "bench.peers.sketch:Sketch", where, running.pid)
         kind = {"pg_advisory_lock": f"{prefix}AdvisoryLock", "sqlalchemy-dlock": "SqlalchemyDlock"}[peer]
         return Contender(name, f"{ADVISORY}:{kind}", where, running.pid, {}, bool(prefix))
+
+    def recipes(self, peer: str, makes: Mapping[str, str]) -> list[Contender]:
+        """Return other classes of a peer's adapter as contenders, by their names."""
+        return [
+            replace(one, name=name, make=make)
+            for one in self.contenders(peer)
+            for name, make in makes.items()
+            if self.wanted(name)
+        ]
 
     def all_versions(self) -> dict[str, str]:
         """Return the versions of the servers that were started and of the libraries that are installed."""

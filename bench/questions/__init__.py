@@ -3,5 +3,6 @@
 ORDER = (
     *("pair", "throughput", "hand_off_rate", "hand_off_at_rest", "fairness", "takeover", "connections", "crowd"),
     *("renewal", "snapshot", "names", "slow_disk", "pgbouncer"),
+    *("shared", "recipes", "fences", "http", "start"),
 )
 """The order in which `make bench` asks."""

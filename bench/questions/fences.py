@@ -1,43 +1,48 @@
-"""Measure the cost of a fence: each fenced write next to the same write without one, pair by pair in one run.
+"""What does a fence cost: each fenced write beside the same write without one.
 
-    python bench/fences.py [--pairs 2000]
+- put: FencedStore.put beside the same upsert through the same engine, without versions and with the last ten.
+- update: an UPDATE of one row in a transaction that carries a token, beside the same on a table without a fence.
+- keys: a put among a million keys beside a put among a thousand.
 
-- put: FencedStore.put next to the same upsert through the same engine, without versions and with the last ten.
-- update: UPDATE of one row in a transaction that carries a token, next to the same on a table without a fence, per row
-  and per table.
-- keys: a put among a million keys next to a put among a thousand.
-
-Every commit is durable. The program starts and stops the server, on a separate core if the machine has two. Read the
-ratios: the times mean little on another machine.
+Every commit is durable. The writes take turns one by one, in this process.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import shutil
-import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import psycopg
 from sqlalchemy import create_engine, text
 
 import fenced_store
-from dblock.embedded import Server
+from bench.harness.question import Question, Run
+from bench.harness.rounds import Measured, progress, quantile
+from bench.harness.table import Column, Goal, Table
+
+COLUMNS = (Column("p50", "p50 µs", checked=0.15), Column("p99", "p99 µs", drawn=False))
+
+BESIDE = {
+    "upsert": ["dblock: put"],
+    "upsert, 10 versions": ["dblock: put, 10 versions"],
+    "update": ["dblock: update, fenced per row", "dblock: update, fenced per table"],
+    "dblock: put among 1,000 keys": ["dblock: put among 1,000,000 keys"],
+}
+"""For each write, those that are compared with it."""
 
 LIMITS = {
-    ("put", "upsert"): 1.15,
-    ("put, 10 versions", "upsert, 10 versions"): 1.15,
-    ("update per row", "update"): 1.25,
-    ("update per table", "update"): 1.25,
-    ("put among 1,000,000", "put among 1,000"): 1.20,
+    "dblock: put": 1.15,
+    "dblock: put, 10 versions": 1.15,
+    "dblock: update, fenced per row": 1.25,
+    "dblock: update, fenced per table": 1.25,
+    "dblock: put among 1,000,000 keys": 1.2,
 }
-"""The largest allowed ratio of the first contender's median to the second's."""
+
+NAMES = dict(zip(BESIDE, ("fences_put", "fences_versions", "fences_update", "fences_keys"), strict=True))
+
+BLOCK = 100
+"""Writes whose median is one value of a round."""
 
 UPSERT = text(
     "INSERT INTO plain AS p (key, value, stored_at, stored_by)"
@@ -55,7 +60,8 @@ UPSERT_KEEPING = text(
 )
 
 
-def contenders(dsn: str) -> dict[str, Callable[[int], object]]:
+def writes(dsn: str, many_keys: int) -> dict[str, Callable[[int], object]]:
+    """Create the tables, and return the writes by name."""
     engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
     autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
     fenced_store.install(engine)
@@ -68,8 +74,8 @@ def contenders(dsn: str) -> dict[str, Callable[[int], object]]:
     for table in ("bare", "by_row", "by_table"):
         raw.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v int, w text)".encode())
         raw.execute(f"INSERT INTO {table} SELECT n, 0, repeat('x', 100) FROM generate_series(1, 1000) AS n".encode())
-    for schema, keys in (("fenced_store", 1_000), ("many", 1_000_000)):
-        print(f"inserting {keys:,} keys", file=sys.stderr)
+    for schema, keys in (("fenced_store", 1_000), ("many", many_keys)):
+        progress(f"inserting {keys:,} keys")
         raw.execute(
             f"INSERT INTO {schema}.fences (resource, token, stored_at, version, value)"
             f" SELECT 'key ' || n, 1, now(), 1, '{{\"a\": 1}}' FROM generate_series(1, {keys}) AS n".encode()
@@ -108,56 +114,40 @@ def contenders(dsn: str) -> dict[str, Callable[[int], object]]:
 
     return {
         "upsert": upsert,
-        "put": lambda number: store.put(f"key {number % 1000 + 1}", value, fence=7),
+        "dblock: put": lambda number: store.put(f"key {number % 1000 + 1}", value, fence=7),
         "upsert, 10 versions": upsert_keeping,
-        "put, 10 versions": lambda number: keeping.put(f"kept {number % 100}", value, fence=7),
+        "dblock: put, 10 versions": lambda number: keeping.put(f"kept {number % 100}", value, fence=7),
         "update": update("bare"),
-        "update per row": update("by_row"),
-        "update per table": update("by_table"),
-        "put among 1,000": lambda number: store.put(f"key {number * 7919 % 1_000 + 1}", value, fence=7),
-        "put among 1,000,000": lambda number: many.put(f"key {number * 7919 % 1_000_000 + 1}", value, fence=7),
+        "dblock: update, fenced per row": update("by_row"),
+        "dblock: update, fenced per table": update("by_table"),
+        "dblock: put among 1,000 keys": lambda number: store.put(f"key {number * 7919 % 1_000 + 1}", value, fence=7),
+        "dblock: put among 1,000,000 keys": lambda number: many.put(
+            f"key {number * 7919 % many_keys + 1}", value, fence=7
+        ),
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=2000, help="writes per contender (default: 2000)")
-    pairs = parser.parse_args().pairs
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
-    folder = Path(tempfile.mkdtemp(prefix="dblock-bench-"))
-    folder.chmod(0o755)  # root's server runs under another account
-    if len(cores) > 1:
-        os.sched_setaffinity(0, {cores[1]})
-    server = Server(folder / "data", dies_with_us=True)
-    try:
-        server.start()
-        if len(cores) > 1:
-            os.sched_setaffinity(0, {cores[0]})
-        runs = contenders(server.url)
-        took: dict[str, list[float]] = {name: [] for name in runs}
-        for number in range(-200, pairs):
-            if number % 500 == 0:
-                print(f"{max(number, 0)} of {pairs} writes per contender", file=sys.stderr)
-            for name, run in runs.items():
-                started = time.perf_counter()
-                run(number + 200)
-                if number >= 0:
-                    took[name].append(time.perf_counter() - started)
-    finally:
-        server.stop()
-        shutil.rmtree(folder)
-    print(f"{'':22}{'median':>10}{'p90':>10}")
-    medians = {name: statistics.median(times) for name, times in took.items()}
-    for name, times in took.items():
-        print(f"{name:22}{medians[name] * 1e6:>7.0f} µs{sorted(times)[len(times) * 9 // 10] * 1e6:>7.0f} µs")
-    over = False
-    for (name, base), limit in LIMITS.items():
-        ratio = medians[name] / medians[base]
-        over |= ratio > limit
-        verdict = "  OVER" if ratio > limit else ""
-        print(f"{name} takes {ratio:.2f} times as long as {base} (at most {limit:.2f}){verdict}")
-    return 1 if over else 0
+def measure(run: Run) -> list[Table]:
+    acts = writes(run.arena.postgres.where, run.pick(1_000_000, 2_000))
+    blocks, measured = run.rounds or run.pick(20, 1), Measured()
+    size = run.pick(BLOCK, 10)
+    for number in range(-1, blocks):
+        progress(f"{number + 1} of {blocks} blocks of {size} writes")
+        times: dict[str, list[float]] = {name: [] for name in acts}
+        for one in range((number + 1) * size, (number + 2) * size):
+            for name, act in acts.items():
+                began = time.perf_counter()
+                act(one)
+                times[name].append(time.perf_counter() - began)
+        if number >= 0:  # the first block prepares statements
+            for name, taken in times.items():
+                measured.add(name, {"p50": quantile(taken, 0.5) * 1e6, "p99": quantile(taken, 0.99) * 1e6})
+    tables = []
+    for base, compared in BESIDE.items():
+        part = Measured({name: measured.values[name] for name in (base, *compared)}, blocks=blocks)
+        table = Table(NAMES[base], base, base, COLUMNS)
+        tables.append(table.fill(part, [Goal(name, "p50", base, LIMITS[name]) for name in compared]))
+    return tables
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+QUESTION = Question("fences", "What does a fence cost?", measure)
