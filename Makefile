@@ -34,6 +34,9 @@ bench-peers: ## Install the peers of the benchmarks: Debian's servers and PyPI's
 	-apt-get install -y --no-install-recommends redis-server etcd-server zookeeper pgbouncer
 	pip install -e '.[bench]'
 
+bench-publish: ## Write the last run of the benchmarks into docs/performance, and store its ratios as the baseline
+	python -m bench.publish $(BENCH_REPORT) --baseline
+
 bench-quick: ## Run every question of the benchmarks in its smallest size, to see that it works
 	python -m bench --quick --out $(BENCH_REPORT)-quick
 
@@ -67,4 +70,4 @@ containers: ## Run the tests against every supported Postgres, in Docker
 demo: ## Play two workers, one lock and a freeze
 	dblock demo
 
-.PHONY: help install check check-all long quick format bench bench-peers bench-quick robustness robustness-quick cluster soak model containers demo
+.PHONY: help install check check-all long quick format bench bench-peers bench-publish bench-quick robustness robustness-quick cluster soak model containers demo

@@ -23,6 +23,7 @@ LEASED = ("redis-py", "redis-py, fsync", "python-redis-lock", "python-redis-lock
 SESSION = ("pg_advisory_lock", "sqlalchemy-dlock")
 """Peers whose locks end with a connection."""
 SKETCH = "sketch"
+NAIVE = "two SQL statements"
 
 LIBRARIES = {
     "redis-py": "redis",
@@ -100,7 +101,7 @@ class Arena:
     def _contender(self, name: str, options: dict[str, object]) -> Contender | None:
         """Return a contender by its name: a peer, then `, fsync`, `, efficiency`, `, asyncio` or `, socket`."""
         peer, *words = name.split(", ")
-        if peer in ("dblock", *SESSION, SKETCH):
+        if peer in ("dblock", *SESSION, SKETCH, NAIVE):
             return self._on_postgres(name, peer, words, options)
         running: Running | None
         if peer in ("redis-py", "python-redis-lock"):
@@ -129,6 +130,8 @@ class Arena:
             kind = "KeptLock" if "kept lock" in words else f"{prefix}Dblock"
             given = {**options, **({"durable": False} if "efficiency" in words else {})}
             return Contender(name, f"{DBLOCK}:{kind}", where, running.pid, given, bool(prefix))
+        if peer == NAIVE:
+            return Contender(name, "bench.peers.naive:TwoStatements", where, running.pid)
         if peer == SKETCH:
             if not self._sketched:
                 sketch.install(where)

@@ -10,7 +10,7 @@ from bench.harness.table import Column, Table, number
 CARD, EDGE, INK, FAINT, GRID = "#ffffff", "#d5dce4", "#1c2733", "#5d6b7a", "#e8edf2"
 OURS, FLOOR, OTHER = "#1f6feb", "#8a63d2", "#9fb0c3"
 LINES = ("#1f6feb", "#79b8ff", "#d1495b", "#e8a33d", "#2a9d8f", "#7d5fb2", "#5d6b7a", "#b07d48", "#3c8031", "#c06c9b")
-FLOORS = ("sketch", "pgbench")
+FLOORS = ("sketch", "pgbench", "two SQL statements")
 
 WIDTH = 920
 BAR, GAP, PANEL_HEAD = 16, 6, 34

@@ -94,7 +94,7 @@ class Table:
             "title": self.title,
             "reference": self.reference,
             "columns": [asdict(column) for column in self.columns],
-            "rows": {row: {key: asdict(cell) for key, cell in cells.items()} for row, cells in self.cells.items()},
+            "rows": {row: {key: _known(cell) for key, cell in cells.items()} for row, cells in self.cells.items()},
             "goals": [{**asdict(goal), "ratio": ratio} for goal, ratio in self.goals],
             "notes": self.notes,
             "picture": self.picture,
@@ -108,11 +108,20 @@ class Table:
             data["name"], data["title"], data["reference"], [Column(**column) for column in data["columns"]],
             notes=data["notes"], picture=data["picture"], about=data["about"],
         )  # fmt: skip
-        table.cells = {row: {key: Cell(**cell) for key, cell in cells.items()} for row, cells in data["rows"].items()}
+        for row, cells in data["rows"].items():
+            table.cells[row] = {
+                key: Cell(**{**cell, "value": math.nan if cell["value"] is None else cell["value"]})
+                for key, cell in cells.items()
+            }
         for goal in data["goals"]:
-            ratio = goal.pop("ratio")
-            table.goals.append((Goal(**goal), ratio))
+            known = {key: value for key, value in goal.items() if key != "ratio"}
+            table.goals.append((Goal(**known), goal["ratio"]))
         return table
+
+
+def _known(cell: Cell) -> dict[str, float | None]:
+    """Return a cell as JSON data, which has no NaN."""
+    return {key: None if value is not None and math.isnan(value) else value for key, value in asdict(cell).items()}
 
 
 def _ratios(values: Sequence[float] | None, base: Sequence[float] | None) -> list[float]:
@@ -170,6 +179,15 @@ def markdown(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
+def shown_goal(table: Table, goal: Goal, measured: float) -> str:
+    """Return what was measured for a goal."""
+    return (
+        f"{ratio(measured)} × {goal.reference}"
+        if goal.reference
+        else number(measured, table.column(goal.column).digits)
+    )
+
+
 def plain(table: Table) -> str:
     """Return the table for a terminal."""
     rows = [[table.title, *(column.heading for column in table.columns)]]
@@ -186,8 +204,9 @@ def plain(table: Table) -> str:
         column = table.column(goal.column)
         verdict = "met" if table.met(goal, measured) else "NOT MET"
         sign = "≤" if column.lower_is_better else "≥"
-        shown = f"{ratio(measured)} × {goal.reference}" if goal.reference else number(measured, column.digits)
-        out.append(f"goal: {goal.row}, {column.heading}: {shown} ({sign} {goal.limit:g}) {verdict}")
+        out.append(
+            f"goal: {goal.row}, {column.heading}: {shown_goal(table, goal, measured)} ({sign} {goal.limit:g}) {verdict}"
+        )
     out += table.notes
     about = table.about
     if about.get("repeated") or about.get("disturbed"):

@@ -57,7 +57,7 @@ BEGIN
 END
 $$;
 
--- Frees the lock, reserves it for the first ticket, and notifies the waiter. Commits asynchronously.
+-- Frees the lock, reserves it for the first ticket and notifies it. Commits asynchronously.
 CREATE FUNCTION sketch.release(name text, token bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column

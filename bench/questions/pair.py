@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from bench.harness import machine, usage
-from bench.harness.arena import LEASED, SESSION, SKETCH
+from bench.harness.arena import LEASED, NAIVE, SESSION, SKETCH
 from bench.harness.question import Question, Run, pair_block, teams
 from bench.harness.rounds import Block
 from bench.harness.table import Column, Goal, Table
@@ -28,7 +28,7 @@ OURS = (
     "dblock", "dblock, efficiency", "dblock, asyncio", "dblock, efficiency, asyncio",
     "dblock, socket", "dblock, efficiency, socket",
 )  # fmt: skip
-PEERS = (*LEASED, "redis-py, asyncio", "redis-py, fsync, asyncio", *SESSION, SKETCH)
+PEERS = (*LEASED, "redis-py, asyncio", "redis-py, fsync, asyncio", *SESSION, SKETCH, NAIVE)
 
 GOALS = (
     Goal("dblock", "p50", "redis-py, fsync", 0.85),

@@ -2,7 +2,7 @@
 
 The holder has a lease of 5 s. A second after its grant its process gets SIGKILL, which closes its connections, or
 SIGSTOP, which does not. A waiter that was there before, or one that asks right after the signal, gets the lock later.
-The time is from the signal to the grant. A dash means: not within 20 s.
+The time is from the signal to the grant. A dash means: not within 12 s.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COLUMNS = (
     Column("stop", "SIGSTOP: a waiter gets the lock after s", digits=2),
 )
 
-LIMIT = 20.0
+LIMIT = 12.0
 GOALS = (Goal("dblock", "kill", "", 0.3), Goal("dblock", "late", "", 0.3))
 
 

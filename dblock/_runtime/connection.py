@@ -1,7 +1,7 @@
 """One connection, and one function call over it.
 
 Arguments and rows go over it as text, by statements that are prepared once. That leaves out psycopg's cursors and type
-adaptation, which cost a third of the whole call (docs/concepts/performance.md). psycopg still connects and waits, so
+adaptation, which cost a third of the whole call (docs/performance/locks.md). psycopg still connects and waits, so
 Ctrl-C and cancellation work as psycopg makes them work.
 
 A pooler may run each statement on another backend, where it is not prepared. Behind a pooler nothing is prepared.

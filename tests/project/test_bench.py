@@ -1,0 +1,43 @@
+"""Every question of the benchmarks runs, in its smallest size, with the peers that are installed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from bench.__main__ import all_questions
+
+pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(out: Path, *arguments: str) -> str:
+    command = ["nice", "-n", "5", sys.executable, "-m", "bench", "--quick", "--out", str(out), *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_question_prints_a_table_and_draws_it(tmp_path: Path) -> None:
+    few = ["dblock", "dblock, asyncio", "sketch", "redis-py, fsync"]
+    printed = run(tmp_path, "--only", *few)
+    for name, question in all_questions().items():
+        assert question.asks in printed
+        tables = json.loads((tmp_path / f"{name}.json").read_text())["tables"]
+        for table in tables:
+            assert any(row.startswith("dblock") for row in table["rows"]) or "sketch" in table["name"], table["name"]
+            assert ElementTree.parse(tmp_path / f"{table['name']}.svg").getroot().tag.endswith("svg")
+
+
+def test_every_installed_peer_makes_pairs(tmp_path: Path) -> None:
+    run(tmp_path, "pair")
+    (table,) = json.loads((tmp_path / "pair.json").read_text())["tables"]
+    rows = table["rows"]
+    assert {"dblock", "dblock, efficiency", "pg_advisory_lock", "sketch", "two SQL statements"} <= set(rows)
+    assert all(cells["p50"]["value"] > 0 for cells in rows.values())
