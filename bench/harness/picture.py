@@ -9,12 +9,15 @@ from bench.harness.table import Column, Table, number
 
 CARD, EDGE, INK, FAINT, GRID = "#ffffff", "#d5dce4", "#1c2733", "#5d6b7a", "#e8edf2"
 OURS, FLOOR, OTHER = "#1f6feb", "#8a63d2", "#9fb0c3"
-LINES = ("#1f6feb", "#79b8ff", "#d1495b", "#e8a33d", "#2a9d8f", "#7d5fb2", "#5d6b7a", "#b07d48", "#3c8031", "#c06c9b")
+LIGHTER = "#79b8ff"
+LINES = ("#d1495b", "#e8a33d", "#2a9d8f", "#b07d48", "#5d6b7a", "#3c8031", "#c06c9b", "#111111")
 FLOORS = ("sketch", "pgbench", "two SQL statements")
 
 WIDTH = 920
 BAR, GAP, PANEL_HEAD = 16, 6, 34
 LABELS = 210
+CUT = 3.0
+"""Bars are cut at this multiple of the longest bar of dblock and of the reference."""
 
 
 class Canvas:
@@ -66,7 +69,9 @@ class Canvas:
 
 def draw(table: Table, asks: str) -> str:
     """Return the picture of a table."""
-    canvas = Canvas(asks, table.title)
+    floors = " · violet: floors" if any(row in FLOORS for row in table.cells) and table.picture == "bars" else ""
+    ours = " · blue: dblock" if table.picture == "bars" else ""
+    canvas = Canvas(asks, f"{table.title}{ours}{floors}")
     return _lines(canvas, table) if table.picture == "lines" else _bars(canvas, table)
 
 
@@ -87,7 +92,7 @@ def _bars(canvas: Canvas, table: Table) -> str:
     tops = [74.0] * across
     for place, column in enumerate(drawn):
         left, top = 24 + place % across * width, tops[place % across]
-        tops[place % across] = _panel(canvas, table, column, left, top, width - 12) + 18
+        tops[place % across] = _panel(canvas, table, column, left, top, width - 28) + 18
     return canvas.svg(max(tops))
 
 
@@ -97,22 +102,36 @@ def _panel(canvas: Canvas, table: Table, column: Column, left: float, top: float
     canvas.words(left + width, top + 14, better, size=11, colour=FAINT, anchor="end")
     known = [row for row in table.cells if not math.isnan(_value(table, row, column))]
     known.sort(key=lambda row: _value(table, row, column), reverse=not column.lower_is_better)
-    most = max((_value(table, row, column) for row in known), default=1.0) or 1.0
-    least = min((_value(table, row, column) for row in known), default=1.0)
-    # A root keeps short bars visible beside long ones; the figures are written out.
-    power = 0.5 if least > 0 and most / least > 15 else 1.0
-    if power < 1:
-        canvas.words(left + width / 2 + 20, top + 14, "bars: square root", size=10, colour=FAINT, anchor="middle")
+    values = {row: _value(table, row, column) for row in known}
+    # A bar that is far longer than the others is cut, so that they stay comparable. Its figure is written out.
+    most = max(values.values(), default=1.0) or 1.0
+    shown = [value for row, value in values.items() if row.startswith("dblock") or row == table.reference]
+    most = min(most, CUT * max(shown, default=most)) or most
     y = top + PANEL_HEAD - 8
     room = width - LABELS - 62
     for row in known:
-        value = _value(table, row, column)
+        value = values[row]
+        length = min(value / most, 1.0) * room
         weight = 600 if row.startswith("dblock") else 400
         canvas.words(left + LABELS - 8, y + BAR - 4, row, size=11.5, weight=weight, anchor="end")
-        canvas.box(left + LABELS, y, (value / most) ** power * room, BAR, _colour(row))
-        at = left + LABELS + (value / most) ** power * room + 6
-        canvas.words(at, y + BAR - 4, number(value, column.digits), size=11.5, colour=FAINT, weight=weight)
+        canvas.box(left + LABELS, y, length, BAR, _colour(row))
+        if value > most:
+            end = left + LABELS + length - 14
+            canvas.line([(end, y + BAR + 3), (end + 6, y - 3)], CARD, 4)
+        canvas.words(
+            left + LABELS + length + 6,
+            y + BAR - 4,
+            number(value, column.digits),
+            size=11.5,
+            colour=FAINT,
+            weight=weight,
+        )
         y += BAR + GAP
+    for row, cells in table.cells.items():
+        if row not in values and column.key in cells:
+            canvas.words(left + LABELS - 8, y + BAR - 4, row, size=11.5, anchor="end")
+            canvas.words(left + LABELS, y + BAR - 4, "–", size=11.5, colour=FAINT)
+            y += BAR + GAP
     return y
 
 
@@ -139,18 +158,22 @@ def _lines(canvas: Canvas, table: Table) -> str:
         canvas.words(left - 8, y(tick) + 4, f"{tick:,.10g}", size=11, colour=FAINT, anchor="end")
     for place, column in enumerate(columns):
         canvas.words(x(place), bottom + 20, column.heading, size=11, colour=FAINT, anchor="middle")
-    ends = []
-    for number_, row in enumerate(table.cells):
+    ends, others = [], 0
+    for row in table.cells:
         points = [
             (x(place), y(value)) for place, column in enumerate(columns) if (value := _value(table, row, column)) > 0
         ]
         if points:
-            colour = LINES[number_ % len(LINES)]
-            canvas.line(points, colour, 3.2 if row.startswith("dblock") else 1.8, number_ >= len(LINES))
+            ours, floor = row.startswith("dblock"), row in FLOORS
+            colour = LINES[others % len(LINES)]
+            if ours or floor:
+                colour = FLOOR if floor else LIGHTER if "efficiency" in row else OURS
+            others += not (ours or floor)
+            canvas.line(points, colour, 3.2 if ours else 1.8, floor)
             ends.append((points[-1][1], row, colour))
     at = top
     for _, row, colour in sorted(ends):
-        canvas.line([(right + 16, at), (right + 36, at)], colour, 3)
+        canvas.line([(right + 16, at), (right + 36, at)], colour, 3, row in FLOORS)
         canvas.words(right + 44, at + 4, row, size=11.5, weight=600 if row.startswith("dblock") else 400)
         at += 20
     return canvas.svg(max(bottom + 40, at + 20))

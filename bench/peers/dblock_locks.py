@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import dblock
-from bench.harness.contender import TTL, AsyncRelease, Release
+from bench.harness.contender import PATIENCE, TTL, AsyncRelease, Release
 
 
 class Dblock:
     """A Client."""
 
     def __init__(self, where: str, *, durable: bool = True, ttl: float = TTL, **options: Any) -> None:
-        self.client = dblock.Client(where, **options)
+        self.client = dblock.Client(where, **{"patience": PATIENCE, **options})
         self._durable, self._ttl = durable, ttl
 
     def acquire(self, name: str) -> Release:
@@ -42,7 +42,7 @@ class AsyncDblock:
     """An AsyncClient."""
 
     def __init__(self, where: str, *, durable: bool = True, ttl: float = TTL, **options: Any) -> None:
-        self.client = dblock.AsyncClient(where, **options)
+        self.client = dblock.AsyncClient(where, **{"patience": PATIENCE, **options})
         self._durable, self._ttl = durable, ttl
 
     async def acquire(self, name: str) -> AsyncRelease:

@@ -9,12 +9,12 @@ import time
 from typing import Any
 
 import dblock
-from bench.harness.contender import TTL, Release
+from bench.harness.contender import PATIENCE, TTL, Release
 
 
 class _Recipe:
     def __init__(self, where: str, **options: Any) -> None:
-        self.client = dblock.Client(where, **options)
+        self.client = dblock.Client(where, **{"patience": PATIENCE, **options})
 
     def close(self) -> None:
         self.client.close()
