@@ -1,4 +1,4 @@
-"""A pair over `dblock serve`, and what it is compared with: empty requests, and a bare round trip of the database."""
+"""A pair over `dblock serve`, and the empty requests that it is compared with."""
 
 from __future__ import annotations
 
@@ -6,23 +6,7 @@ import http.client
 import json
 import urllib.parse
 
-import psycopg
-
 from bench.harness.contender import Release
-
-
-class RoundTrip:
-    """SELECT 1, prepared, over psycopg: the least that any call of the database takes."""
-
-    def __init__(self, where: str) -> None:
-        self._connection = psycopg.connect(where, autocommit=True)
-
-    def acquire(self, name: str) -> Release:
-        self._connection.execute("SELECT 1", prepare=True)
-        return lambda: None
-
-    def close(self) -> None:
-        self._connection.close()
 
 
 class _Requests:

@@ -35,7 +35,7 @@ def measure(run: Run) -> list[Table]:
         address, pid = stack.enter_context(_serving(postgres.where))
         contenders = [
             *run.arena.contenders("dblock"),
-            Contender("SELECT 1", f"{PEERS}:RoundTrip", postgres.where, postgres.pid),
+            Contender("SELECT 1", "bench.peers.floors:RoundTrip", postgres.where, postgres.pid),
             Contender("two empty requests", f"{PEERS}:EmptyRequests", address, pid),
             Contender("dblock over HTTP", f"{PEERS}:Http", address, pid),
         ]
