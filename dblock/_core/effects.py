@@ -35,6 +35,8 @@ class Call(NamedTuple):
     """Seconds to wait for the reply; never longer than the client's patience."""
     giving_up: float = GIVE_UP_WITHIN
     """Seconds to cancel a call that got no reply, and as many again to see it end."""
+    apart: bool = False
+    """Whether it may go over the listener's connection only if nothing is between that and the server."""
 
 
 class JoinQueue(NamedTuple):

@@ -125,6 +125,10 @@ class KeepAliveFlow:
                 self._ownerless.discard(state)
                 self._abandoned.append(state)
 
+    def due_at(self) -> float:
+        """Return when the loop wakes up; a moment in the past while it is at work. Any thread may ask."""
+        return self._asleep_until
+
     def _seconds_to_sleep(self) -> float:
         """Return how long there is nothing to do.
 

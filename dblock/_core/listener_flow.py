@@ -28,7 +28,9 @@ from dblock._core.acquire import LockFlows
 from dblock._core.doubtful_presences import DoubtfulPresences, KeepsLeases
 from dblock._core.effects import Call, CallLater, CallOver, Connect, Flow, Sleep, Spawn, T, WaitForInput, redirect
 from dblock._core.handshake import handshake
+from dblock._core.heartbeats import Heartbeats
 from dblock._core.listener_failures import ConnectFailed, Connection, ConnectionFailed, Failure
+from dblock._core.notification_probe import LOST, NotificationProbe
 from dblock._core.outage import Outage
 from dblock._core.presence import OWN_PART, Presence
 from dblock._core.waiters import HEARTBEAT_INTERVAL, LocalWaiters
@@ -42,9 +44,6 @@ PING_INTERVAL = 5.0
 REPLY_WITHIN = 5.0
 """Seconds to wait for a reply over the connection. Without one, the connection has fallen silent."""
 
-PROBE_WITHIN = 2.0
-"""Seconds after which a notification that the client sent to itself is taken to be lost."""
-
 LISTEN_FOR = 30.0
 """Seconds to keep listening after the last waiter has left."""
 
@@ -53,9 +52,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 
 WARN_AFTER = 1.0
 """Warn once the pause between two attempts to connect is longer than this many seconds."""
-
-AWAY_FOR = 5.0
-"""Seconds without a heartbeat after which the waiters are woken, so that each sees that the database is away."""
 
 
 class ListenerFlow:
@@ -79,9 +75,11 @@ class ListenerFlow:
         self._wake = wake
         self._warned: set[str] = set()
         self._connecting = Outage("listener: connected again", logging.INFO)
-        self._heartbeats = Outage("listener: heartbeats succeed again", logging.INFO)
+        self._heartbeats = Heartbeats()
         self.waiters = LocalWaiters(flows, wake, flows.clock, flows.uniform)
         self.in_doubt = DoubtfulPresences(flows, keepalive)
+        self.is_home = False
+        """Whether leases are renewed over the connection."""
         self._reset()
 
     def _reset(self) -> None:
@@ -94,17 +92,20 @@ class ListenerFlow:
         self.closed = False
         self._replied_at = -math.inf
         """When the last request that got a reply over the connection was sent."""
+        self._doubted = False
+        """Whether another thread got no reply over the connection."""
         self.listens = False
         self._listen_at = -math.inf
         """When to try to listen at the earliest."""
         self._awaited_at = -math.inf
         """When a waiter was last seen."""
-        self._probed_at: float | None = None
-        """When the client sent a notification to itself, unless a notification has come since."""
+        self._kept_at = -math.inf
+        """When a lease that is renewed over the connection was last seen."""
+        self._probe = NotificationProbe()
         self._retry_at = -math.inf
         """When to connect at the earliest. Never, while an attempt is under way."""
         self._pause = FIRST_PAUSE
-        self._away_since: float | None = None
+        self._heartbeats.reset()
 
     def reset_after_fork(self) -> None:
         """Start as another client, without connection and waiters. The parent's session ends with the parent."""
@@ -135,6 +136,8 @@ class ListenerFlow:
         """Do what is due. Then wait for a notification, or until something is due."""
         yield from self.in_doubt.withdraw()
         self._take_connection()
+        if self._keeps_leases:
+            self._kept_at = self._now()
         if not self._needed:
             self._hang_up_unneeded()
         if self.connection is None and self._needed and self._now() >= self._retry_at:
@@ -165,7 +168,7 @@ class ListenerFlow:
                 listened = self.listens
                 yield from _over(connection, self._listen_if_needed())
                 yield from _over(connection, self._ping())
-                self._heartbeat_ended(None)
+                self._heartbeats.worked()
                 if self.listens and not listened:
                     yield from self._probe_notifications()
             except ConnectionFailed as error:
@@ -177,32 +180,25 @@ class ListenerFlow:
         elif self._now() >= self.waiters.due_at():
             try:
                 yield from self.waiters.check(math.inf)
-                self._heartbeat_ended(None)
+                self._heartbeats.worked()
             except ClientClosed:
                 raise
             except DblockError as error:
-                self._heartbeat_ended(error)
+                if self._heartbeats.are_away(error, self._now()):
+                    self.waiters.wake_all()
 
     def _check_deadlines(self) -> None:
         """Close a silent connection that no lease depends on, and give up on a probe that has not come back."""
         if not self.in_doubt:
             self._close_silent()
-        probed_at = self._probed_at  # read once, because another thread may receive the notification
-        if probed_at is not None and self._now() >= probed_at + PROBE_WITHIN:
-            self._probed_at = None
+        if self._probe.is_lost(self._now()):
             self.waiters.notifications_work = False
-            self._warn_once(
-                "listener: notifications do not come through, perhaps because of a pooler in transaction mode. Waiters "
-                "poll several times a second instead, so a lock changes hands only some ten times a second. Set "
-                "listen_dsn to a DSN that leads past the pooler."
-            )
+            self._warn_once(LOST)
             self.waiters.wake_all()
 
     def _seconds_until_due(self) -> float:
         """Return the seconds until there is something to do, if nothing comes before."""
-        due = [self.waiters.due_at(), self.waiters.cleanup_due_at()]
-        if (probed_at := self._probed_at) is not None:
-            due.append(probed_at + PROBE_WITHIN)
+        due = [self.waiters.due_at(), self.waiters.cleanup_due_at(), self._probe.due_at()]
         if self._silent is not None:
             due.append(self._now() + HEARTBEAT_INTERVAL)
         if not self._needed:
@@ -211,8 +207,11 @@ class ListenerFlow:
             due.append(self._retry_at)
         else:
             if self._grace is None and not self.waiters.in_use:
-                due.append(self._awaited_at + LISTEN_FOR)
-            due.append(self._replied_at + PING_INTERVAL)
+                in_use_at = self._now() if self._keeps_leases else max(self._awaited_at, self._kept_at)
+                due.append(in_use_at + LISTEN_FOR)
+            # Without a presence and without waiters, the renewals show whether the connection lasts.
+            pings = not self.is_home or self._grace is not None or self.waiters.in_use or self.listens or self._doubted
+            due.append((self._replied_at if pings else self._now()) + PING_INTERVAL)
             if self.waiters.in_use and not self.listens:
                 due.append(self._listen_at)
         return max(min(due) - self._now(), 0.0)
@@ -229,8 +228,13 @@ class ListenerFlow:
 
     @property
     def _needed(self) -> bool:
-        """Whether a connection is needed: without a presence, only while there are waiters, and for a while after."""
-        return self._grace is not None or self.waiters.in_use or self._now() < self._awaited_at + LISTEN_FOR
+        """Whether a connection is needed: without a presence, only while it is in use, and for a while after."""
+        in_use = self._grace is not None or self.waiters.in_use or self._keeps_leases
+        return in_use or self._now() < max(self._awaited_at, self._kept_at) + LISTEN_FOR
+
+    @property
+    def _keeps_leases(self) -> bool:
+        return self.is_home and self._keepalive.keeps_any()
 
     def _hang_up_unneeded(self) -> None:
         """Close the connection until there are waiters again, so that an idle client sends nothing."""
@@ -293,22 +297,30 @@ class ListenerFlow:
             self.waiters.notifications_work = False
 
     def _probe_notifications(self) -> Flow[None]:
-        """Send a notification to this client, over another connection and without waiting for the disk."""
-        self._probed_at = self._now()
-        yield Call(statements.NOTIFY_SELF, (self.channel,))
+        """Send a notification to this client, without waiting for the disk.
+
+        A pooler might deliver one that comes over the listener's own connection, and no other.
+        """
+        self._probe.sent(self._now())
+        yield Call(statements.NOTIFY_SELF, (self.channel,), apart=True)
 
     def _ping(self) -> Flow[None]:
         """Ask for a reply: to the waiters' heartbeat, if that is due."""
         sent_at = self._now()
         if sent_at < self.waiters.due_at() or not (yield from self.waiters.check(REPLY_WITHIN)):
             yield statements.ARE_YOU_THERE
-        self._replied_at = sent_at
+        self._doubted, self._replied_at = False, sent_at
         if self._flows.presence is not None:
             self._flows.presence.confirm(sent_at)
 
+    def doubt_connection(self) -> None:
+        """Ask for a reply over the connection at once, because another thread got none over it."""
+        self._doubted, self._replied_at = True, -math.inf
+        self._wake()
+
     def notified(self, payload: str) -> None:
         """Wake the waiter that a notification names. Called from the thread that reads the connection."""
-        self._probed_at = None
+        self._probe.came()
         self.waiters.notifications_work = True
         if payload != statements.PROBE:
             # A short wait can begin and end between two turns of the loop. This notification shows that there was one.
@@ -381,19 +393,6 @@ class ListenerFlow:
         if silent is not None:
             self.in_doubt.doubt()
             silent.close()
-
-    def _heartbeat_ended(self, error: Exception | None) -> None:
-        """Record whether the heartbeat got a reply. Wake the waiters if there has been none for long."""
-        if error is None:
-            self._heartbeats.worked()
-            self._away_since = None
-            return
-        now = self._now()
-        self._heartbeats.failed("listener: heartbeat of the waiters failed, will retry: %s", error)
-        self._away_since = self._away_since or now
-        if now - self._away_since >= AWAY_FOR:
-            self._away_since = now
-            self.waiters.wake_all()
 
     def hang_up(self) -> None:
         """Close all connections. Their presences are in doubt from here on."""

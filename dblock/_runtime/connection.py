@@ -26,6 +26,9 @@ Results = list[pq.abc.PGresult]
 
 LATE = "the reply did not come in time"
 
+POLL_INTERVAL = 0.1
+"""Seconds between two checks by psycopg of whether the time is up, unless a call asks for more frequent ones."""
+
 Execute = Callable[[pq.abc.PGconn], Generator[Any, Any, Results]]
 
 ENDS_SESSION = ("FATAL", "PANIC")
@@ -65,7 +68,11 @@ class RawConnection:
 
     def drain(self, within: float) -> Generator[Any, Any, None]:
         """Read the rest of an exchange that was given up; a generator for the connection's `wait`."""
-        _checked((yield from _bounded(generators.fetch_many(self._pgconn), time.monotonic() + within)))
+        deadline = time.monotonic() + within
+        results = yield from _bounded(_fetch_until_fatal(self._pgconn), deadline)
+        if self._pgconn.transaction_status == pq.TransactionStatus.INERROR:
+            yield from self._roll_back(deadline)
+        _checked(results)
         self._note_prepared()
 
     def close(self) -> None:
@@ -124,10 +131,13 @@ class RawConnection:
             _checked(results)
         except psycopg.Error:
             if self._pgconn.transaction_status == pq.TransactionStatus.INERROR:
-                self._pgconn.send_query(b"ROLLBACK")
-                yield from _bounded(self._execute(self._pgconn), deadline)
+                yield from self._roll_back(deadline)
             raise
         return _row(results[1])
+
+    def _roll_back(self, deadline: float) -> Generator[Any, Any, None]:
+        self._pgconn.send_query(b"ROLLBACK")
+        yield from _bounded(self._execute(self._pgconn), deadline)
 
     def _note_prepared(self) -> None:
         if self._preparing is not None:
@@ -136,12 +146,21 @@ class RawConnection:
             self._preparing = None
 
 
+def poll_interval(within: float) -> float:
+    """Return the seconds between two checks of whether the time is up."""
+    return min(within / 20, POLL_INTERVAL)
+
+
 def execute_until_fatal(pgconn: pq.abc.PGconn) -> Generator[Any, Any, Results]:
     """Send a query and return its results, as psycopg does, but do not wait for more after the server's last message.
 
     The server closes its socket some time after that message, and frees the session's locks before.
     """
     yield from generators.send(pgconn)
+    return (yield from _fetch_until_fatal(pgconn))
+
+
+def _fetch_until_fatal(pgconn: pq.abc.PGconn) -> Generator[Any, Any, Results]:
     results: Results = []
     while (result := (yield from generators.fetch(pgconn))) is not None:
         results.append(result)

@@ -35,6 +35,9 @@ from dblock.errors import (
 class Overdue(psycopg.OperationalError):
     """A reply did not come in time."""
 
+    undone = False
+    """Whether the server has said that it cancelled the statement, so that the statement had no effect."""
+
 
 def cleaned(error: BaseException) -> BaseException:
     """Remove from the error the connection that it may carry, because that knows the password."""
@@ -147,6 +150,11 @@ def is_broken(error: psycopg.Error) -> bool:
 def is_overdue(error: BaseException) -> bool:
     """Return whether the reply did not come in time. The statement may still run."""
     return isinstance(error, Overdue)
+
+
+def is_undone(error: BaseException) -> bool:
+    """Return whether the statement was cancelled and had no effect."""
+    return error.undone if isinstance(error, Overdue) else isinstance(error, pg.QueryCanceled)
 
 
 def is_passing(error: psycopg.Error) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 
 from dblock._core import clock
 from dblock._core.effects import Call, Row
+from dblock._runtime.keepalive_runner import KeepAliveRunner
 from dblock._runtime.runner import AsyncRunner, Runner
 from dblock.errors import Unavailable
 
@@ -91,6 +92,12 @@ class LoopCalls:
         """Whether the pool has a connection open, and the loop runs."""
         return self._runner.may_lend and self._watch.runs()
 
+    def shrink(self) -> None:
+        """Let the loop close connections that have been idle for long."""
+        if self._runner.has_surplus:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._watch.loop.call_soon_threadsafe(self._runner.shrink)
+
     def call(self, call: Call, lent: bool) -> Row | None:
         """Make the call in the loop. `lent` opens no connection for it. Raise _Blocked once the loop does not run."""
         if not self._watch.runs():
@@ -112,16 +119,16 @@ class LoopCalls:
                     raise _Blocked from None
 
 
-class LoopKeepAliveRunner(Runner):
+class LoopKeepAliveRunner(KeepAliveRunner):
     """Performs the calls of the keep-alive's thread. If no connection can be opened, borrows one of the loop's."""
 
     def __init__(self, *args: Any, loop: LoopCalls, **options: Any) -> None:
         super().__init__(*args, **options)
         self._loop = loop
 
-    def _call(self, call: Call) -> Row | None:
+    def _call_without_home(self, call: Call) -> Row | None:
         try:
-            return super()._call(call)
+            return super()._call_without_home(call)
         except Unavailable as error:
             if error.unanswered or self.is_refusal(error.__cause__) or not self._loop.can_lend:
                 raise
@@ -150,4 +157,5 @@ class LoopListenerRunner:
         return self._keepalive_runner.perform(effect)
 
     def shrink(self) -> None:
-        """Leave it to the pool, which has a timer in the event loop."""
+        """Close connections that have been idle for long, in the event loop."""
+        self._loop.shrink()

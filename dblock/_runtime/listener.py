@@ -84,7 +84,8 @@ class _ListenerBase:
             connection = self._target.connect()
             with importing:  # no fork in here
                 if forks_so_far() == forks_before:
-                    opened = ListenerConnection(connection, self.flow.notified, self._target.needs_transactions)
+                    flow, needs_transactions = self.flow, self._target.needs_transactions
+                    opened = ListenerConnection(connection, flow.notified, needs_transactions, flow.doubt_connection)
                     self._newest = opened
                     return opened
             connection.close()
@@ -158,8 +159,8 @@ class Listener(_ListenerBase):
                             for one in sockets:
                                 one.close()
                         raise
-        elif self._looks_every == math.inf and self.flow.look_every() < math.inf:
-            self._wake()  # it waits without looking at the presence
+        elif self.flow.connection is None or (self._looks_every == math.inf and self.flow.look_every() < math.inf):
+            self._wake()  # it waits without a connection, or without looking at the presence
 
     def _remember(self, thread: threading.Thread | None) -> None:
         self._thread = thread
@@ -212,6 +213,7 @@ class Listener(_ListenerBase):
         if isinstance(effect, WaitForInput):
             self._wait(effect.connection, effect.seconds)
             self._runner.shrink()
+            self._keepalive_runner.shrink()
             return self._each_turn()
         if isinstance(effect, CallOver):
             connection: Any = effect.connection

@@ -11,13 +11,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
+from psycopg import capabilities
 from psycopg import errors as pg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dblock._core.effects import Call, Row
 from dblock._core.listener_failures import ConnectionFailed, Failure, ServerState
-from dblock._runtime.connection import ENDS_SESSION, RawConnection, execute_until_fatal
-from dblock._runtime.error_mapping import is_overdue, server_address, server_states
+from dblock._runtime.connection import (
+    ENDS_SESSION,
+    POLL_INTERVAL,
+    RawConnection,
+    execute_until_fatal,
+    poll_interval,
+)
+from dblock._runtime.error_mapping import Overdue, is_overdue, server_address, server_states
 from dblock._runtime.fork_safe_connection import ForkSafeConnection
 from dblock._runtime.socket_probe import SocketProbe
 from dblock._runtime.target import Target
@@ -34,19 +41,31 @@ HANG_UP = getattr(select, "POLLRDHUP", 0)
 """The event by which poll() reports that the other end has closed, though there is something to read; 0 for none."""
 
 
+class NotLent(Exception):
+    """The listener's connection is not free. Nothing was sent over it."""
+
+
 class ListenerConnection:
     """One connection of the listener. Notifications that come over it are passed on."""
 
-    def __init__(self, connection: Any, notified: Callable[[str], None], needs_transactions: bool = False) -> None:
+    def __init__(
+        self,
+        connection: Any,
+        notified: Callable[[str], None],
+        needs_transactions: bool = False,
+        doubted: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`doubted` is called by another thread than the listener's whose call over the connection has failed."""
         self.connection = connection
+        self._doubted = doubted
         self.raw = RawConnection(connection, prepares=False, execute=execute_until_fatal)
         self.raw.needs_transactions = needs_transactions
         self.lock = threading.Lock()
-        """Held during every exchange and read, because an event loop may read beside the listener's thread."""
+        """Held during every exchange and read, because other threads and an event loop use it too."""
         self.reader: LoopReader | None = None
         """Reads the connection in an event loop, while the listener's thread waits for its end."""
         self._ended: psycopg.Error | None = None
-        """The server's last message, if it came while no call was under way."""
+        """Why it cannot be used any more: the server's last message, or what another thread found."""
         self.probe = SocketProbe(connection.pgconn.socket)
         self._notified = notified
         connection.add_notice_handler(self._noticed)
@@ -80,11 +99,65 @@ class ListenerConnection:
         """Make a call over it. Notifications that come before the reply are passed on."""
         try:
             with self.lock:
+                if self.raw.busy:
+                    self._finish(within)
                 row: Row | None = self.connection.wait(self.raw.exchange(call, within))
+                self._pass_on_notifications()
         finally:
             if self.reader is not None:
                 self.reader.resume()
         return row
+
+    def lend(self, call: Call, within: float, wait: float) -> Row | None:
+        """Make a call over it for another thread than the listener's. Raise NotLent if it is not free in time.
+
+        A call without a reply is cancelled. The listener finds out what has become of the connection after a failure.
+        """
+        if not self.lock.acquire(timeout=wait):
+            raise NotLent
+        try:
+            if self._ended is not None or not self.raw.usable:
+                raise NotLent
+            try:
+                row: Row | None = self.connection.wait(self.raw.exchange(call, within), poll_interval(within))
+                self._pass_on_notifications()
+                return row
+            except psycopg.Error as error:
+                if is_overdue(error):
+                    self._cancel(error, call.giving_up)
+                elif not self.raw.usable and self._ended is None:
+                    self._ended = error
+                if not self.raw.usable:
+                    self._doubted()
+                raise
+        finally:
+            self.lock.release()
+            if self.reader is not None:
+                self.reader.resume()
+
+    def interrupt(self, within: float) -> None:
+        """Cancel the statement that is under way over it, from any thread."""
+        if self.raw.busy and capabilities.has_cancel_safe():
+            with contextlib.suppress(psycopg.Error):
+                self.connection.cancel_safe(timeout=within)
+
+    def _cancel(self, error: psycopg.Error, within: float) -> None:
+        """Cancel a statement that got no reply, and see it end. Mark the error if the statement had no effect."""
+        self.interrupt(max(within, POLL_INTERVAL))
+        with contextlib.suppress(psycopg.Error):
+            ended = self._finish(within)
+            if isinstance(error, Overdue):
+                error.undone = isinstance(ended, pg.QueryCanceled)
+
+    def _finish(self, within: float) -> psycopg.Error | None:
+        """Read the rest of an exchange that was given up. Return the error that the statement has ended with."""
+        try:
+            self.connection.wait(self.raw.drain(within), poll_interval(within))
+        except psycopg.Error as error:
+            if not self.raw.usable:
+                raise
+            return error
+        return None
 
     def read(self) -> None:
         """Read what has come while no call was under way."""
@@ -93,12 +166,15 @@ class ListenerConnection:
 
     def read_locked(self) -> None:
         """Read what has come while no call was under way. The caller holds the lock."""
-        pgconn = self.connection.pgconn
-        pgconn.consume_input()
-        while notification := pgconn.notifies():
-            self._notified(notification.extra.decode())
+        self.connection.pgconn.consume_input()
+        self._pass_on_notifications()
         if self._ended is not None:
             raise self._ended
+
+    def _pass_on_notifications(self) -> None:
+        """Pass on the notifications that libpq has read. One may have come right behind a reply."""
+        while notification := self.connection.pgconn.notifies():
+            self._notified(notification.extra.decode())
 
     def _noticed(self, notice: psycopg.errors.Diagnostic) -> None:
         # libpq takes an error for a notice if it comes while no call is under way. The socket may close much later.

@@ -3,7 +3,7 @@
 A call borrows a connection for one round trip. The pool lends the connection that was used last, so that a quiet client
 keeps to one. While all connections are in use, calls wait in a queue, and a connection that is returned goes to the
 first call in the queue. A round trip is short and a connection expensive, so the pool opens another connection only
-when a call has waited for a while, or there has been a queue for as long.
+when none has come back for a while, or calls have waited for longer.
 
 The call that needs a connection opens it. An error in opening it is that call's error, in full and at once, and there
 is no thread to leak or to lose in a fork.
@@ -34,7 +34,10 @@ IDLE_FOR = 5.0
 
 
 GROW_AFTER = 0.2
-"""Seconds that a call waits for a connection in use before it opens another."""
+"""Seconds for which no connection comes back before a call that waits for one opens another."""
+
+GROW_WHEN_BUSY_FOR = 1.0
+"""Seconds for which calls wait before one of them opens another connection, although connections come back."""
 
 
 class Slot:
@@ -87,7 +90,11 @@ class _PoolBase(Generic[Turn]):
         self._queue: deque[Turn] = deque()
         self._queued_since = math.inf
         """Since when the queue has not been empty."""
+        self._returned_at = -math.inf
+        """When a connection last came back."""
         self._closed = False
+        self.may_be_empty: Callable[[], bool] = lambda: False
+        """Whether the last connection may be closed too when it has been idle for long."""
         call_after_fork(self)
 
     @property
@@ -95,17 +102,32 @@ class _PoolBase(Generic[Turn]):
         """Whether a connection is open or being opened; once the pool is closed, whether a call still has one."""
         return bool(self._slots)
 
+    def is_empty(self) -> bool:
+        """Return whether no connection is open or being opened."""
+        return not self._idle and not self._slots
+
+    def has_surplus(self) -> bool:
+        """Return whether a connection has been idle for long. Any thread may ask."""
+        idle = self._idle
+        most = 0 if self.may_be_empty() else 1
+        return len(idle) > most and any(raw.used_at < time.monotonic() - IDLE_FOR for raw in idle[:])
+
     def _take_now(self, borrows: bool) -> Handed | None:
         """Take an idle connection, or a slot to open one. None if there is neither, or if other calls wait already."""
         self._check_open()
         if self._idle and not self._queue:
             return self._idle.pop()
-        if not self._slots or (not borrows and time.monotonic() - self._queued_since >= GROW_AFTER):
-            return self._grow()
-        return None
+        if not self._slots:
+            return self._new_slot()
+        return None if borrows else self._grow()
 
     def _grow(self) -> Slot | None:
-        return self._new_slot() if len(self._slots) < self._size else None
+        """Return a slot for another connection if the open ones seem to be stuck, or have been busy for long."""
+        now = time.monotonic()
+        stuck = now - max(self._queued_since, self._returned_at) >= GROW_AFTER
+        if len(self._slots) < self._size and (stuck or now - self._queued_since >= GROW_WHEN_BUSY_FOR):
+            return self._new_slot()
+        return None
 
     def _enqueue(self, turn: Turn) -> None:
         if not self._queue:
@@ -122,22 +144,21 @@ class _PoolBase(Generic[Turn]):
         if self._closed or not raw.usable:
             self._pass_slot(raw)
             return raw
+        now = raw.used_at = self._returned_at = time.monotonic()
         while self._queue:
             if self._queue.popleft().give(raw):
                 return None
         self._queued_since = math.inf
-        now = raw.used_at = time.monotonic()
         self._idle.append(raw)
         if now - self._idle[0].used_at > IDLE_FOR:
             return self._vacate(self._idle.pop(0))
         return None
 
     def _surplus(self) -> list[RawConnection]:
-        """Take out the connections that have been idle for long, except one."""
-        if len(self._idle) < 2:
-            return []
+        """Take out the connections that have been idle for long, except one if one must stay."""
+        candidates = self._idle if self.may_be_empty() else self._idle[:-1]
         idle_since = time.monotonic() - IDLE_FOR
-        surplus = [raw for raw in self._idle[:-1] if raw.used_at < idle_since]
+        surplus = [raw for raw in candidates if raw.used_at < idle_since]
         self._idle = [raw for raw in self._idle if raw not in surplus]
         return [self._vacate(raw) for raw in surplus]
 
@@ -229,16 +250,16 @@ class Pool(_PoolBase[_ThreadTurn]):
 
     def _wait(self, turn: _ThreadTurn, lent_within: float | None) -> Handed | None:
         patience = self._patience if lent_within is None else min(lent_within, self._patience)
+        until = time.monotonic() + patience
         try:
-            if turn.came.wait(min(GROW_AFTER, patience)):
-                return turn.handed
-            with self._lock:
-                slot = self._grow() if turn in self._queue and lent_within is None else None
-                if slot is not None:
-                    self._queue.remove(turn)
-                    return slot
-            if turn.came.wait(max(patience - GROW_AFTER, 0.0)):
-                return turn.handed
+            while (left := until - time.monotonic()) > 0:
+                if turn.came.wait(min(GROW_AFTER, left)):
+                    return turn.handed
+                with self._lock:
+                    slot = self._grow() if turn in self._queue and lent_within is None else None
+                    if slot is not None:
+                        self._queue.remove(turn)
+                        return slot
         except BaseException:
             if not self._leave_queue(turn):
                 self._pass_on(turn.handed)  # it had come already, so it goes to the next call
@@ -269,9 +290,14 @@ class Pool(_PoolBase[_ThreadTurn]):
         if surplus is not None:
             surplus.close()
 
+    def take_idle(self) -> RawConnection | None:
+        """Borrow a connection that no call uses or waits for; None if there is none."""
+        with self._lock:
+            return self._idle.pop() if self._idle and not self._queue and not self._closed else None
+
     def shrink(self) -> None:
-        """Close the connections that have been idle for long, except one."""
-        if len(self._idle) > 1:
+        """Close the connections that have been idle for long, except one if one must stay."""
+        if self._idle and self.has_surplus():
             with self._lock:
                 surplus = self._surplus()
             for raw in surplus:
@@ -320,14 +346,14 @@ class AsyncPool(_PoolBase[_TaskTurn]):
         turn = _TaskTurn()
         self._enqueue(turn)
         try:
-            # Not wait_for, which may time out and lose a turn that came at the same moment.
-            await asyncio.wait([turn.came], timeout=min(GROW_AFTER, patience))
-            if not turn.came.done():
-                slot = self._grow() if lent_within is None else None
+            until = time.monotonic() + patience
+            while not turn.came.done() and (left := until - time.monotonic()) > 0:
+                # Not wait_for, which may time out and lose a turn that came at the same moment.
+                await asyncio.wait([turn.came], timeout=min(GROW_AFTER, left))
+                slot = self._grow() if lent_within is None and not turn.came.done() else None
                 if slot is not None:
                     self._queue.remove(turn)
                     return slot
-                await asyncio.wait([turn.came], timeout=max(patience - GROW_AFTER, 0.0))
         except BaseException:
             if not turn.came.done():
                 self._queue.remove(turn)
@@ -352,8 +378,10 @@ class AsyncPool(_PoolBase[_TaskTurn]):
                 self._shrinking = asyncio.get_running_loop().call_later(IDLE_FOR * 1.1, self.shrink)
 
     def shrink(self) -> None:
-        """Close the connections that have been idle for long, except one. Look again if there are others left."""
-        self._shrinking = None
+        """Close the connections that have been idle for long, except one if one must stay. Look again for others."""
+        if self._shrinking is not None:
+            self._shrinking.cancel()
+            self._shrinking = None
         for raw in self._surplus():
             raw.close()
         if len(self._idle) > 1:

@@ -19,8 +19,6 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import capabilities
-from psycopg import errors as pg
 
 import dblock._runtime.fork_safe_connection  # noqa: F401  a target needs it, and this module is imported while forks wait
 from dblock._core import clock
@@ -31,17 +29,12 @@ from dblock._core.outage import Outage
 from dblock._core.schema_version import DEFAULT_SCHEMA, check_revision
 from dblock._core.statements import WHICH_BACKEND, Statements
 from dblock._core.waiters import LocalWaiter
-from dblock._runtime.connection import RawConnection
-from dblock._runtime.error_mapping import (
-    is_broken,
-    is_overdue,
-    is_passing,
-    is_refusal_for_now,
-    server_states,
-    translate,
-    translated,
-)
+from dblock._runtime.call_retry import CallRetry, must_cancel
+from dblock._runtime.connection import POLL_INTERVAL, RawConnection, poll_interval
+from dblock._runtime.error_mapping import is_refusal_for_now, server_states, translated
+from dblock._runtime.home import Home
 from dblock._runtime.isolation import Remedy, remedy
+from dblock._runtime.listener_connection import NotLent
 from dblock._runtime.pool import AsyncPool, Pool
 from dblock._runtime.target import Target
 from dblock.errors import ClientClosed, DblockError, SchemaMissing, SchemaOutdated, Unavailable
@@ -55,15 +48,12 @@ logger = logging.getLogger("dblock")
 
 IDLE_POLL = 0.002
 
-POLL_INTERVAL = 0.1
-"""Seconds between two checks by psycopg of whether the time is up, unless a call asks for more frequent ones."""
-
-PASSING_RETRIES = 20
-"""How often a call is retried because it conflicts with another transaction."""
-
 
 class _Base:
     """What both runners share: where to connect, and how to handle an error."""
+
+    _pool: Pool | AsyncPool
+    _home: Home | None
 
     def __init__(self, target: Target, schema: str, patience: float, prepares: bool) -> None:
         self.target = target
@@ -81,6 +71,11 @@ class _Base:
         self.refused: tuple[dict[str, ServerState], float] = {}, -math.inf
         """In which states servers last refused a connection, by their addresses, and when."""
 
+    @property
+    def _borrows(self) -> bool:
+        """Whether a call is under way over the home."""
+        return self._home is not None and self._home.in_use
+
     def make_ready(self, raw: RawConnection, backend: Row | None) -> None:
         """Decide how to send statements over a new connection, given the backend that serves it."""
         if backend is None or backend[0] != str(raw.connection.info.backend_pid):
@@ -96,6 +91,11 @@ class _Base:
         self.refused = server_states(error), clock.now()
         return True
 
+    def must_borrow(self, refused: Unavailable, trouble: CallRetry) -> bool:
+        """Return whether a call has only the home left, because no connection could be opened for it."""
+        gone = trouble.broken or refused.unanswered or self.is_refusal(refused.__cause__)
+        return self._home is not None and self._home.is_open and not gone and self._pool.is_empty()
+
     def stop_preparing(self, why: str) -> None:
         if self.prepares:
             logger.info("runner: %s, statements are not prepared from here on", why)
@@ -108,66 +108,6 @@ class _Base:
         """
         missing = isinstance(error, SchemaMissing) and self.schema == DEFAULT_SCHEMA
         return self.target.embedded and (missing or isinstance(error, SchemaOutdated))
-
-
-class _CallRetry:
-    """The failures of one call so far."""
-
-    def __init__(self, runner: _Base, call: Call, outer: BaseException | None) -> None:
-        """`outer` is the error that the caller was handling before the call, as when it leaves a body that failed."""
-        self._runner = runner
-        self.call = call
-        """The call to send next."""
-        self._outer = outer
-        self.broken = False
-        """Whether a connection broke before the reply, so that the call may have been executed."""
-        self._passing = 0
-
-    def raise_or_retry(self, error: psycopg.Error, raw: RawConnection | None) -> bool:
-        """Raise the error for the caller. For a retry, return whether to drop the idle connections before it."""
-        if isinstance(error, pg.AdminShutdown):
-            self._runner.terminated_at = clock.now()
-        leaving = error.__context__
-        if leaving is not None and leaving is not self._outer and not isinstance(leaving, Exception):
-            # The connection broke while psycopg was cancelling for a caller that leaves. Its error comes first.
-            raise leaving
-        if is_overdue(error):
-            patience = min(self.call.within, self._runner.reply_within)
-            unanswered = Unavailable(
-                f"The database has not answered for {patience:.2g} s; the call may have been executed. Is the database "
-                "unreachable, or does a transaction hold dblock's tables? A client with more patience waits longer."
-            )
-            unanswered.unanswered = True
-            raise unanswered from error
-        if is_broken(error) and not self.broken:
-            self.broken = True
-            self.call = self.call._replace(sql=self.call.again or self.call.sql)
-            logger.info("runner: connection lost, retrying over a new one: %s", error)
-            return True
-        if isinstance(error, (pg.InvalidSqlStatementName, pg.DuplicatePreparedStatement)) and raw and raw.prepares:
-            self._runner.stop_preparing("prepared statements do not last")
-            raw.prepares = False
-            return False
-        if is_passing(error) and self._passing < PASSING_RETRIES:
-            self._passing += 1
-            return False
-        raise translate(error, self._runner.schema) from error
-
-
-def poll_interval(within: float) -> float:
-    """Return the seconds between two checks of whether the time is up."""
-    return min(within / 20, POLL_INTERVAL)
-
-
-def must_cancel(error: BaseException, raw: RawConnection) -> bool:
-    """Return whether a statement is still under way that has no caller any more, and can be cancelled in bounded time.
-
-    psycopg cancels by itself on Ctrl-C and cancellation, but not for other errors that a signal handler raises. A
-    coroutine that is garbage-collected after its event loop cannot await anything.
-    """
-    if isinstance(error, GeneratorExit):
-        return False
-    return raw.busy and (capabilities.has_cancel_safe() or not is_overdue(error))
 
 
 def _cannot_wait(name: str, attempt: str) -> LocalWaiter:
@@ -186,11 +126,18 @@ class Runner(_Base):
         *,
         prepares: bool = True,
         spare: Runner | None = None,
+        home: Home | None = None,
     ) -> None:
-        """Name the database. Nothing is opened yet. If no connection can be opened, borrow one of `spare`."""
+        """Name the database. Nothing is opened yet. If no connection can be opened, borrow one of `spare`.
+
+        While `home` is open, an idle runner has no connection, and its next call borrows the home.
+        """
         super().__init__(target, schema, patience, prepares)
-        self._pool = Pool(self._connect, pool_size, patience)
+        self._pool: Pool = Pool(self._connect, pool_size, patience)
         self._spare = spare
+        self._home = home
+        if home is not None:
+            self._pool.may_be_empty = lambda: home.is_open
 
     def open(self, install: Install) -> None:
         """Check that the schema fits this client. On the embedded server, install it if necessary."""
@@ -219,7 +166,7 @@ class Runner(_Base):
     def wait_until_idle(self, seconds: float) -> None:
         """After closing, wait until no call is under way, but no longer than so many seconds."""
         until = time.monotonic() + seconds
-        while self._pool.in_use and time.monotonic() < until:
+        while (self._pool.in_use or self._borrows) and time.monotonic() < until:
             time.sleep(IDLE_POLL)
 
     def run(self, flow: Flow[T]) -> T:
@@ -239,8 +186,31 @@ class Runner(_Base):
         return None
 
     def _call(self, call: Call) -> Row | None:
+        home = self._home
+        if home is None or not self._pool.is_empty():
+            return self._call_over_pool(call)
+        within, trouble = min(call.within, self.reply_within), CallRetry(self, call, sys.exc_info()[1])
+        try:
+            if home.may_lend(call):
+                return home.call(call, within)
+        except NotLent:
+            pass
+        except psycopg.Error as error:
+            trouble.raise_or_move(error)
+        try:
+            return self._call_over_pool(trouble.call, trouble)
+        except Unavailable as refused:
+            if not self.must_borrow(refused, trouble):
+                raise
+            try:
+                return home.call(trouble.call, within, within)
+            except NotLent:
+                raise refused from None
+            except psycopg.Error as error:
+                trouble.raise_or_give_up(error, refused)
+
+    def _call_over_pool(self, call: Call, trouble: CallRetry | None = None) -> Row | None:
         outer = sys.exc_info()[1]
-        trouble: _CallRetry | None = None
         while True:
             raw: RawConnection | None = None
             try:
@@ -258,10 +228,10 @@ class Runner(_Base):
                 finally:
                     pool.give(raw)
             except ClientClosed as closed:
-                closed.granted = trouble is not None and trouble.broken
+                closed.granted = trouble is not None and (trouble.broken or trouble.unsure)
                 raise
             except psycopg.Error as error:
-                trouble = trouble or _CallRetry(self, call, outer)
+                trouble = trouble or CallRetry(self, call, outer)
                 if trouble.raise_or_retry(error, raw):
                     self._pool.drop_idle()
                 call = trouble.call
@@ -307,10 +277,14 @@ class AsyncRunner(_Base):
         patience: float,
         *,
         prepares: bool = True,
+        home: Home | None = None,
     ) -> None:
-        """Name the database. Nothing is opened yet."""
+        """Name the database. Nothing is opened yet. See Runner for `home`."""
         super().__init__(target, schema, patience, prepares)
-        self._pool = AsyncPool(self._connect, pool_size, patience)
+        self._pool: AsyncPool = AsyncPool(self._connect, pool_size, patience)
+        self._home = home
+        if home is not None:
+            self._pool.may_be_empty = lambda: home.is_open
 
     async def open(self, install: Install) -> None:
         """Check that the schema fits this client. On the embedded server, install it if necessary."""
@@ -333,8 +307,17 @@ class AsyncRunner(_Base):
     async def wait_until_idle(self, seconds: float) -> None:
         """After closing, wait until no call is under way, but no longer than so many seconds."""
         until = time.monotonic() + seconds
-        while self._pool.in_use and time.monotonic() < until:  # noqa: ASYNC110
+        while (self._pool.in_use or self._borrows) and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(IDLE_POLL)
+
+    @property
+    def has_surplus(self) -> bool:
+        """Whether a connection has been idle for long. Any thread may ask."""
+        return self._pool.has_surplus()
+
+    def shrink(self) -> None:
+        """Close connections that have been idle for long."""
+        self._pool.shrink()
 
     async def run(self, flow: Flow[T]) -> T:
         """Perform every effect of the flow and return its result."""
@@ -362,8 +345,31 @@ class AsyncRunner(_Base):
         return await self._call(call, lent)
 
     async def _call(self, call: Call, lent: bool = False) -> Row | None:
+        home = self._home
+        if home is None or lent or not self._pool.is_empty():
+            return await self._call_over_pool(call, lent)
+        within, trouble = min(call.within, self.reply_within), CallRetry(self, call, sys.exc_info()[1])
+        try:
+            if home.may_lend(call):
+                return await home.call_async(call, within)
+        except NotLent:
+            pass
+        except psycopg.Error as error:
+            trouble.raise_or_move(error)
+        try:
+            return await self._call_over_pool(trouble.call, lent, trouble)
+        except Unavailable as refused:
+            if not self.must_borrow(refused, trouble):
+                raise
+            try:
+                return await home.call_async(trouble.call, within, within)
+            except NotLent:
+                raise refused from None
+            except psycopg.Error as error:
+                trouble.raise_or_give_up(error, refused)
+
+    async def _call_over_pool(self, call: Call, lent: bool, trouble: CallRetry | None = None) -> Row | None:
         outer = sys.exc_info()[1]
-        trouble: _CallRetry | None = None
         while True:
             raw: RawConnection | None = None
             try:
@@ -381,10 +387,10 @@ class AsyncRunner(_Base):
                 finally:
                     self._pool.give(raw)
             except ClientClosed as closed:
-                closed.granted = trouble is not None and trouble.broken
+                closed.granted = trouble is not None and (trouble.broken or trouble.unsure)
                 raise
             except psycopg.Error as error:
-                trouble = trouble or _CallRetry(self, call, outer)
+                trouble = trouble or CallRetry(self, call, outer)
                 if trouble.raise_or_retry(error, raw):
                     self._pool.drop_idle()
                 call = trouble.call

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from dblock._core.acquire import LockFlows
 from dblock._core.effects import GIVE_UP_WITHIN, Flow, drive, drive_async
 from dblock._core.lease_state import LeaseState, Reason
+from dblock._core.presence import renews_over_presence
 from dblock._runtime.callbacks import AsyncCallbackTimer, CallbackTimer
 from dblock._runtime.forks import call_after_fork, importing
 from dblock._runtime.owners import Owner
@@ -59,6 +60,8 @@ class RuntimeBase:
     """Makes an event that a caller can wait for."""
     background: Callable[[Flow[None]], object] | None = None
     """Runs a flow of calls and sleeps beside the caller. If it is None, the flow gets its own thread or task."""
+    has_home = False
+    """Whether leases are renewed over the listener's connection."""
     polls = True
     """Whether a wait polls from time to time, because the clock of a wait stops while the machine is suspended."""
 
@@ -99,7 +102,7 @@ class RuntimeBase:
                     if presence.ended or state.in_doubt:
                         # The presence was lost before the grant's reply came. Whether the lock was taken is not known.
                         state.lose(Reason.UNREACHABLE)
-            if self._grace is not None:
+            if self._grace is not None or self.has_home:
                 self.listener.start()
         except BaseException as error:
             # A thread could not be started, or Ctrl-C came while it was. The caller gets the error instead of the
@@ -214,7 +217,9 @@ class ThreadRuntime(_OpensLater):
 
     def _open(self) -> Runner:
         with importing:
+            from dblock._runtime.home import Home
             from dblock._runtime.keepalive import KeepAlive
+            from dblock._runtime.keepalive_runner import KeepAliveRunner
             from dblock._runtime.listener import Listener
             from dblock._runtime.runner import Runner
             from dblock._runtime.shutdown import ThreadParts, close
@@ -225,19 +230,26 @@ class ThreadRuntime(_OpensLater):
             if self.runner is None:
                 target, listen_target, schema, pool_size, patience, _, install = self.settings
                 grace = self._find_grace()
-                runner = Runner(target, schema, pool_size, patience)
+                home = Home(self.flows) if listen_target is target else None
+                runner = Runner(target, schema, pool_size, patience, home=home)
                 try:
                     runner.open(install)
                 except BaseException:
                     runner.close()
                     raise
-                # The keep-alive's connection prepares no statements, so its first renewal needs fewer round trips. If
-                # the server refuses another connection, the keep-alive borrows one from the pool.
-                keepalive_runner = Runner(target, schema, 1, patience, prepares=False, spare=runner)
+                # The keep-alive's own connection prepares no statements, so its first renewal needs fewer round trips.
+                # If the server refuses another connection, the keep-alive borrows one from the pool.
+                renews_at = home if renews_over_presence(grace) else None
+                keepalive_runner = KeepAliveRunner(
+                    target, schema, 1, patience, prepares=False, spare=runner, home=renews_at
+                )
                 self.keepalive = KeepAlive(keepalive_runner, self.flows)
                 self.listener = Listener(
                     runner, keepalive_runner, listen_target, self.flows, runner.installation, self.keepalive, grace
                 )
+                if home is not None:
+                    home.set_up(self.listener.flow, self.keepalive.flow.due_at)
+                    self.has_home = True
                 runner.join_queue = self.listener.join_queue
                 self.callbacks = CallbackTimer()
                 parts = ThreadParts(runner, keepalive_runner, self.keepalive, self.listener, self.callbacks, self.flows)
@@ -326,6 +338,7 @@ class TaskRuntime(_OpensLater):
             return self.runner
         with importing:
             from dblock._runtime.event_loop import LoopCalls, LoopKeepAliveRunner, LoopListenerRunner, LoopWatch
+            from dblock._runtime.home import Home
             from dblock._runtime.keepalive import KeepAlive
             from dblock._runtime.listener import Listener
             from dblock._runtime.runner import AsyncRunner
@@ -338,7 +351,8 @@ class TaskRuntime(_OpensLater):
             if self.runner is None:
                 target, listen_target, schema, pool_size, patience, _, install = self.settings
                 grace = self._find_grace()
-                runner = AsyncRunner(target, schema, pool_size, patience)
+                home = Home(self.flows) if listen_target is target else None
+                runner = AsyncRunner(target, schema, pool_size, patience, home=home)
                 try:
                     await runner.open(install)
                 except BaseException:
@@ -349,7 +363,10 @@ class TaskRuntime(_OpensLater):
                 threads_target = target.for_threads()
                 # Two connections at most: while the loop is blocked, the listener's calls must not delay a renewal. The
                 # second one is opened only when both are needed at once.
-                keepalive_runner = LoopKeepAliveRunner(threads_target, schema, 2, patience, prepares=False, loop=calls)
+                renews_at = home if renews_over_presence(grace) else None
+                keepalive_runner = LoopKeepAliveRunner(
+                    threads_target, schema, 2, patience, prepares=False, loop=calls, home=renews_at
+                )
                 self.keepalive = KeepAlive(keepalive_runner, self.flows, watch.look)
                 self.listener = Listener(
                     LoopListenerRunner(calls, keepalive_runner),
@@ -363,6 +380,9 @@ class TaskRuntime(_OpensLater):
                     each_turn=watch.look,
                     loop=loop,
                 )
+                if home is not None:
+                    home.set_up(self.listener.flow, self.keepalive.flow.due_at)
+                    self.has_home = True
                 self.listener.waiters.can_take_turns = watch.runs
                 runner.join_queue = self.listener.join_queue
                 self.callbacks = AsyncCallbackTimer(loop)

@@ -34,7 +34,7 @@ THREADS_END_WITHIN = 2.0
 WAITERS_LEAVE_WITHIN = 0.25
 """Seconds in which a waiter leaves a barrier or a latch that has just let it through."""
 
-HELPERS = ("dblock connecting", "dblock timer", "dblock timeout", "dblock callback")
+HELPERS = ("dblock connecting", "dblock timer", "dblock timeout", "dblock callback", "dblock call")
 """The names of the threads that a client starts for a single call or callback."""
 
 current: Watch | None = None

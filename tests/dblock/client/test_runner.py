@@ -14,9 +14,10 @@ import pytest
 import dblock
 from dblock._core.effects import Call, Flow
 from dblock._core.statements import WHICH_BACKEND
+from dblock._runtime.call_retry import CallRetry
 from dblock._runtime.connection import RawConnection
 from dblock._runtime.event_loop import LoopCalls, LoopKeepAliveRunner, LoopWatch
-from dblock._runtime.runner import AsyncRunner, Runner, _CallRetry
+from dblock._runtime.runner import AsyncRunner, Runner
 from dblock._runtime.target import Target, resolve
 from tests.support.facade import Clients
 from tests.support.proxy import Proxy
@@ -128,14 +129,14 @@ def test_interrupt_of_the_caller_is_raised_instead_of_the_error_that_it_caused(r
     error = psycopg.OperationalError("broken")
     error.__context__ = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
-        _CallRetry(runner, ONE, None).raise_or_retry(error, None)
+        CallRetry(runner, ONE, None).raise_or_retry(error, None)
 
 
 def test_interrupt_that_the_caller_already_handles_does_not_end_the_call(runner: Runner) -> None:
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt as handled:
-        trouble = _CallRetry(runner, ONE, sys.exc_info()[1])
+        trouble = CallRetry(runner, ONE, sys.exc_info()[1])
         error = psycopg.OperationalError("broken")
         error.__context__ = handled
         assert trouble.raise_or_retry(error, None) is True

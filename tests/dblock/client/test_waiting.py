@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 import dblock
-from dblock._core import listener_flow, waiters
+from dblock._core import heartbeats, listener_flow, waiters
 from dblock._runtime.listener import Listener
 from tests.support import mutants
 from tests.support.facade import Clients
@@ -320,7 +320,7 @@ async def test_waiter_whose_ticket_was_deleted_takes_a_new_one(
 async def test_waiter_gets_an_error_when_the_database_is_unreachable(
     clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener_flow, "AWAY_FOR", 0.5)
+    monkeypatch.setattr(heartbeats, "AWAY_FOR", 0.5)
     held = await clients().lock("a").acquire()
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn)

@@ -13,6 +13,7 @@ from dblock._core.effects import Connect, WaitForInput
 from dblock._core.keepalive_flow import WaitForWake, Warm
 from dblock._core.lease_state import LeaseState
 from dblock._core.listener_failures import ConnectFailed, ServerState
+from dblock._core.presence import renews_over_presence
 from dblock._core.shared_acquire import SharedFlows
 from dblock._core.waiters import LocalWaiters
 from dblock._runtime.keepalive import _KeepAliveBase
@@ -60,6 +61,9 @@ class KeepAlive(_KeepAliveBase):
         if isinstance(effect, WaitForWake):
             self._bell.wait_and_mute(effect.seconds, resume)
         elif isinstance(effect, Warm):
+            if client.renews_at_home:
+                client.later(0.0, resume, None)
+                return True
 
             def warmed() -> None:
                 resume(Unavailable("The database could not be asked.") if client.cut_off else None)
@@ -77,8 +81,9 @@ class Listener(_ListenerBase):
         self._client = client
         self._bell = Bell(client)
         super().__init__(cast(Any, None), client.flows, INSTALLATION, keepalive, grace)
-        self.flow.in_doubt.keepalive.ended_at = lambda: client.keepalive_session.ended_at
-        self.flow.in_doubt.keepalive.refused = lambda: client.keepalive_session.refused
+        self.flow.is_home = True
+        self.flow.in_doubt.keepalive.ended_at = lambda: client.other_session.ended_at
+        self.flow.in_doubt.keepalive.refused = lambda: client.other_session.refused
 
     def _reset(self) -> None:
         self._task: Task | None = None
@@ -90,6 +95,8 @@ class Listener(_ListenerBase):
         """Listen from now on."""
         if self._task is None and not self.flow.closed:
             self._task = Task(self._client, self.flow.run(), lambda _: self.flow.hang_up(), self._perform)
+        elif self.flow.connection is None:
+            self._wake()
 
     @property
     def started(self) -> bool:
@@ -136,6 +143,7 @@ class Listener(_ListenerBase):
             connection.on_end = self._wake
             connection.look = lambda: self._look(connection)
             connection.notified = lambda payload: self._notified(connection, payload)
+            connection.doubted = lambda: self._doubted(connection)
             resume(connection)
         elif client.cut_off:
             client.later(CONNECTS_WITHIN / client.rate, resume, ConnectFailed("timeout expired"))
@@ -153,6 +161,10 @@ class Listener(_ListenerBase):
         if looked_at > max(presence.seen_open_at, client.continued_at):
             presence.stands(looked_at)
 
+    def _doubted(self, connection: Connection) -> None:
+        if self.flow.connection is connection:
+            self.flow.doubt_connection()
+
     def _notified(self, connection: Connection, payload: str) -> None:
         if self.flow.connection is connection:
             self.flow.notified(payload)
@@ -164,6 +176,7 @@ class Client(Process, RuntimeBase):
 
     keepalive: KeepAlive
     listener: Listener
+    has_home = True
     schema = "dblock"
 
     def __init__(
@@ -184,6 +197,17 @@ class Client(Process, RuntimeBase):
     def waiters(self) -> LocalWaiters:
         """The client's waiters."""
         return self.listener.waiters
+
+    @property
+    def renews_at_home(self) -> bool:
+        """Whether leases are renewed over the listener's connection."""
+        return renews_over_presence(self._grace)
+
+    @property
+    def home(self) -> Connection | None:
+        """The connection of the listener if leases are renewed over it; None while there is none."""
+        flow = self.listener.flow
+        return cast("Connection | None", None if flow.closed or not self.renews_at_home else flow.connection)
 
     def join_queue(self, name: str, attempt: str) -> Waiter:
         """Register a waiter for a lock."""

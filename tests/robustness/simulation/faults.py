@@ -187,7 +187,7 @@ class Faults:
         if client is None:
             self._world.after(0.1, self._lose_client)
         else:
-            client.keepalive_session.end(terminated=False)
+            client.other_session.end(terminated=False)
 
     def _end_sessions(self) -> None:
         database, chance = self._run.database, self._world.random
@@ -196,7 +196,7 @@ class Faults:
         self._say("database", "ends all sessions and shuts down")
         self._run.network.shut_down()
         for client in self._run.clients:
-            client.keepalive_session.end(terminated=not client.cut_off)
+            client.other_session.end(terminated=not client.cut_off)
         database.restart()
         database.up = False
         down_for, starts_for = chance.uniform(0.01, 0.5), chance.uniform(0.01, 0.5)

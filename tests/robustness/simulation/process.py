@@ -118,6 +118,8 @@ class Connection:
         self.look: Callable[[], object] = lambda: None
         """Looks at the socket as its process last did before the connection closed."""
         self.notified: Callable[[str], object] = lambda payload: None
+        self.doubted: Callable[[], object] = lambda: None
+        """Makes the listener ask for a reply, because a renewal got none."""
         self._network = network
 
     def is_direct(self, backend: str, *ends: str | None) -> bool:
@@ -160,7 +162,7 @@ class Task:
     ) -> None:
         """`perform` starts effects that a process alone cannot perform, and returns False for all others.
 
-        `keeps_alive` means that its calls are made over the keep-alive's connection.
+        `keeps_alive` means that its calls are made as the keep-alive makes them.
         """
         self._process = process
         self._flow = flow
@@ -236,15 +238,17 @@ class Task:
     def _call(self, call: Call, resume: Resume, keeps_alive: bool) -> None:
         process, database = self._process, self._process.network.database
         within = min(call.within, process.patience)
+        home = process.home if keeps_alive else None
         turn, sent = self._turn, 0
 
-        def send(sql: bytes) -> None:
+        def send(sql: bytes, connects: bool) -> None:
             nonlocal sent
             sent += 1
-            if sent == 2 and database.up and not database.accepts and not process.cut_off:
+            if connects and database.up and not database.accepts and not process.cut_off:
+                sent = 2
                 process.later(process.network.delay(), answered, psycopg.OperationalError("no new connection"))
                 return
-            self._message = process.network.send(process, sql, call.args, within, None, answered)
+            self._message = process.network.send(process, sql, call.args, within, home, answered)
 
         def answered(result: Any) -> None:
             if turn != self._turn:
@@ -258,21 +262,37 @@ class Task:
                         message.cancelled = True
                     most = min(call.giving_up, math.inf if process.cut_off else process.network.weather.longest)
                     seen_to_its_end = call.giving_up if message is not None and message.silent else uniform(0, most)
+                    if home is not None and message is not None and message.silent:
+                        process.later(uniform(0, most) + seen_to_its_end, home.doubted)
                     process.later(uniform(0, most) + seen_to_its_end, resume, unanswered)
                 elif sent == 1:
-                    send(call.again or call.sql)
+                    send_again()
                 else:
                     if keeps_alive:
-                        process.keepalive_session.refused_by(database.state)
+                        process.other_session.refused_by(database.state)
                     resume(Unavailable("The database could not be asked."))
                 return
             resume(result)
 
-        if keeps_alive and process.keepalive_session.has_ended(database.accepts):
-            sent = 1
-            send(call.again or call.sql)
+        def send_again() -> None:
+            send_over_other(call.again or call.sql, home is None)
+
+        def send_over_other(sql: bytes, connects: bool) -> None:
+            nonlocal home, sent
+            home, session = None, process.other_session
+            if not keeps_alive:
+                send(sql, connects)
+                return
+            if process.renews_at_home and process.world.chance(0.5):
+                session.close()
+            if session.has_ended():
+                sent, sql = 1, call.again or call.sql
+            send(sql, session.must_be_opened(database.accepts) or connects)
+
+        if home is not None:
+            send(call.sql, False)
         else:
-            send(call.sql)
+            send_over_other(call.sql, False)
 
     def _end(self, result: Any) -> None:
         self.over = True
@@ -323,27 +343,38 @@ def _end(flow: Flow[Any]) -> None:
         pass
 
 
-class KeepAliveSession:
-    """What a process knows of the session of its keep-alive and of the server behind it."""
+class OtherSession:
+    """A session of a process beside the listener's, and what the process knows of the server behind it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.ended_at = -math.inf
         """When the process read that the server has ended it."""
         self.refused: tuple[dict[str, ServerState], float] = {}, -math.inf
         self._clock = clock
+        self._open = True
         self._ended = self._terminated = False
 
     def end(self, terminated: bool) -> None:
         """End it. `terminated` means that the server says so."""
-        self._ended, self._terminated = True, terminated
+        self._ended, self._terminated = self._open, terminated
 
-    def has_ended(self, replaceable: bool) -> bool:
-        """Return whether the next call over it fails. Then there is another session, if there can be one."""
-        ended, terminated = self._ended, self._terminated
-        self._ended, self._terminated = ended and not replaceable, False
-        if ended and terminated:
+    def has_ended(self) -> bool:
+        """Return whether the next call over it fails. Then there is none."""
+        if not self._ended:
+            return False
+        if self._terminated:
             self.ended_at = self._clock()
-        return ended
+        self._open = self._ended = False
+        return True
+
+    def must_be_opened(self, accepts: bool) -> bool:
+        """Return whether there is none. Then the next call opens one, if the server accepts one."""
+        is_open, self._open = self._open, self._open or accepts
+        return not is_open
+
+    def close(self) -> None:
+        """Close it, as a quiet process does."""
+        self._open = self._ended = False
 
     def refused_by(self, state: ServerState) -> None:
         """Record in which state the server refuses a connection. A server that does not reply is in none."""
@@ -371,13 +402,23 @@ class Process:
         """Whether its listener gets no new connection."""
         self.deaf = False
         """Whether notifications never reach it, as behind a pooler."""
-        self.keepalive_session = KeepAliveSession(self.clock)
+        self.other_session = OtherSession(self.clock)
         self._began = world.random.uniform(0, 1000)
         self._put_off: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
 
     def join_queue(self, name: str, attempt: str) -> Waiter:
         """Register a waiter for a lock."""
         raise NotImplementedError
+
+    @property
+    def renews_at_home(self) -> bool:
+        """Whether leases are renewed over the listener's connection."""
+        return False
+
+    @property
+    def home(self) -> Connection | None:
+        """The connection of the listener if leases are renewed over it; None while there is none."""
+        return None
 
     def clock(self) -> float:
         """Return the time by its own clock."""

@@ -1,0 +1,193 @@
+"""The client's one lasting connection, for the calls of its other parts.
+
+The listener's connection is the home of a client: its presence, its wake-ups and its heartbeats. An idle client has no
+other connection, so renewals go over it too. A call of the user borrows it if the pool has no connection open, so that
+a client that wakes up after a long wait needs no new one.
+
+A borrowed call must not delay a renewal or a heartbeat. So the home is lent for a short time only, a few times in a
+row, and not if a renewal is due in that time. A call without a reply by then is cancelled and moves to a connection of
+the pool. Borrowed calls run in a thread of their own: neither an interrupt of the caller nor a blocked event loop can
+keep the connection locked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import cast
+
+from dblock._core.effects import Call, Row
+from dblock._core.grants import GrantFlows
+from dblock._core.listener_flow import ListenerFlow
+from dblock._runtime.forks import call_after_fork
+from dblock._runtime.listener_connection import ListenerConnection, NotLent
+from dblock._runtime.pool import IDLE_FOR
+from dblock._runtime.threads import start_thread
+from dblock.errors import Unavailable
+
+LENT_FOR = 0.2
+"""Seconds for which a call borrows the home, at most."""
+
+GIVING_UP_WITHIN = 0.5
+"""Seconds to cancel a borrowed call that got no reply, and as many again to see it end."""
+
+FREE_WITHIN = 0.02
+"""Seconds that a call waits until the home is free. It is usually free, or a heartbeat is under way over it."""
+
+LOANS = 4
+"""How many calls borrow the home within IDLE_FOR seconds. The next one opens a connection of the pool."""
+
+
+class Home:
+    """Lends the connection of a client's listener."""
+
+    def __init__(self, flows: GrantFlows) -> None:
+        self._flows = flows
+        self._flow: ListenerFlow | None = None
+        self._renewal_due_at: Callable[[], float]
+        self.reset_after_fork()
+        call_after_fork(self)
+
+    def reset_after_fork(self) -> None:
+        """Forget the calls of the parent."""
+        self._loans: deque[float] = deque(maxlen=LOANS)
+        """When the home was lent last."""
+        self._under_way: set[_Loan] = set()
+
+    def set_up(self, flow: ListenerFlow, renewal_due_at: Callable[[], float]) -> None:
+        """Lend the connection of this flow. The function returns when the next renewal is due."""
+        flow.is_home = True
+        self._flow, self._renewal_due_at = flow, renewal_due_at
+
+    @property
+    def connection(self) -> ListenerConnection | None:
+        """The connection, None while there is none."""
+        flow = self._flow
+        return cast("ListenerConnection | None", None if flow is None or flow.closed else flow.connection)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection."""
+        return self.connection is not None
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a call of the user is under way over it."""
+        return bool(self._under_way)
+
+    def renew(self, call: Call, within: float, wait: float) -> Row | None:
+        """Make a call of the keep-alive. Raise NotLent if the connection is not free within `wait` seconds."""
+        connection = self.connection
+        if connection is None:
+            raise NotLent
+        return connection.lend(call, within, wait)
+
+    def interrupt(self) -> None:
+        """Cancel the statement that is under way over the connection, because a renewal has no other connection."""
+        connection = self.connection
+        if connection is not None:
+            connection.interrupt(GIVING_UP_WITHIN)
+
+    def may_lend(self, call: Call) -> bool:
+        """Return whether a call may borrow the connection now."""
+        if not self.is_open:
+            return False
+        if call.apart and self._flows.presence is None:
+            return False
+        if self._renewal_due_at() < self._flows.clock() + LENT_FOR:
+            return False
+        now = time.monotonic()
+        if len(self._loans) == LOANS and now < self._loans[0] + IDLE_FOR:
+            return False
+        self._loans.append(now)
+        return True
+
+    def call(self, call: Call, within: float, wait: float | None = None) -> Row | None:
+        """Make a call of the user's thread. Raise NotLent if the connection is not free in time."""
+        came = threading.Event()
+        loan = self._begin(call, within, wait, came.set)
+        try:
+            came.wait()
+        except BaseException:
+            came.wait()  # the caller cleans up after the call, not before it
+            raise
+        return loan.result()
+
+    async def call_async(self, call: Call, within: float, wait: float | None = None) -> Row | None:
+        """Make a call of the user's task; see call."""
+        loop = asyncio.get_running_loop()
+        came: asyncio.Future[None] = loop.create_future()
+
+        def end() -> None:
+            if not came.done():
+                came.set_result(None)
+
+        loan = self._begin(call, within, wait, lambda: loop.call_soon_threadsafe(end))
+        cancelled: asyncio.CancelledError | None = None
+        while not came.done():
+            try:
+                await asyncio.wait([came])
+            except asyncio.CancelledError as error:
+                cancelled = error  # the caller cleans up after the call, not before it
+        if cancelled is not None:
+            raise cancelled
+        return loan.result()
+
+    def _begin(self, call: Call, within: float, wait: float | None, ended: Callable[[], object]) -> _Loan:
+        connection = self.connection
+        if connection is None:
+            raise NotLent
+        loan = _Loan(connection, call, within, wait, ended, self._under_way)
+        try:
+            start_thread("dblock call", loan.run)
+        except Unavailable:
+            loan.forget()
+            raise NotLent from None
+        return loan
+
+
+class _Loan:
+    """One borrowed call."""
+
+    def __init__(
+        self,
+        connection: ListenerConnection,
+        call: Call,
+        within: float,
+        wait: float | None,
+        ended: Callable[[], object],
+        under_way: set[_Loan],
+    ) -> None:
+        self._connection = connection
+        self._call = call._replace(giving_up=min(call.giving_up, GIVING_UP_WITHIN))
+        self._within, self._wait = min(within, LENT_FOR), FREE_WITHIN if wait is None else wait
+        self._ended = ended
+        self._under_way = under_way
+        self._row: Row | None = None
+        self._error: BaseException | None = None
+        under_way.add(self)
+
+    def run(self) -> None:
+        """Make the call, in a thread."""
+        try:
+            self._row = self._connection.lend(self._call, self._within, self._wait)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.forget()
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                self._ended()
+
+    def forget(self) -> None:
+        """Mark that it is not under way any more."""
+        self._under_way.discard(self)
+
+    def result(self) -> Row | None:
+        """Return its row, or raise its error."""
+        if self._error is not None:
+            raise self._error
+        return self._row

@@ -1,0 +1,87 @@
+"""Performs the calls of the keep-alive: renewals, and reports that the client is alive.
+
+Guarantee: a renewal waits for no call of the user, and needs no new connection as long as the client has one. It goes
+over the first of these that is free:
+
+1. the client's home, which is the listener's connection;
+2. a connection of its own, if one is open;
+3. an idle connection of the pool;
+4. a new connection.
+
+If the server accepts no more connections, the renewal waits for the pool's. If there is none, the renewal cancels what
+is under way over the home, and goes over that.
+
+A client whose listener connects elsewhere has no home, and a client with a long grace renews over a second session.
+Both open a connection for renewals before the first one is due.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import psycopg
+
+from dblock._core.effects import Call, Row
+from dblock._runtime.call_retry import CallRetry
+from dblock._runtime.connection import RawConnection
+from dblock._runtime.home import Home
+from dblock._runtime.listener_connection import NotLent
+from dblock._runtime.pool import Pool
+from dblock._runtime.runner import Runner
+from dblock.errors import Unavailable
+
+LONGEST_WAIT = 1.0
+"""Seconds that a renewal waits for the home, at most. Then it goes over another connection."""
+
+
+class KeepAliveRunner(Runner):
+    """Performs calls in the threads of the keep-alive and the listener."""
+
+    def __init__(self, *args: Any, home: Home | None = None, **options: Any) -> None:
+        """`home` is None for a client that does not renew over it."""
+        super().__init__(*args, **options)
+        self._home_of_client = home
+        if home is not None:
+            self._pool.may_be_empty = lambda: home.is_open
+
+    def warm(self) -> None:
+        """Open a connection before it is needed, unless the client has a home."""
+        if self._home_of_client is None:
+            super().warm()
+
+    def _call(self, call: Call) -> Row | None:
+        home = self._home_of_client
+        if home is None:
+            return self._call_without_home(call)
+        within = min(call.within, self.reply_within)
+        trouble = CallRetry(self, call, sys.exc_info()[1])
+        try:
+            return home.renew(call, within, min(within / 4, LONGEST_WAIT))
+        except NotLent:
+            pass
+        except psycopg.Error as error:
+            trouble.raise_or_retry(error, None)
+        try:
+            return self._call_without_home(trouble.call)
+        except Unavailable as error:
+            if error.unanswered or self.is_refusal(error.__cause__) or not home.is_open:
+                raise
+            home.interrupt()
+            try:
+                return home.renew(trouble.call, within, within)
+            except NotLent:
+                raise error from None
+            except psycopg.Error as problem:
+                trouble.raise_or_give_up(problem, error)
+
+    def _call_without_home(self, call: Call) -> Row | None:
+        return super()._call(call)
+
+    def _take(self, within: float = math.inf, lent: bool = False) -> tuple[RawConnection, Pool]:
+        if self._spare is not None and self._home_of_client is not None and self._pool.is_empty():
+            raw = self._spare._pool.take_idle()
+            if raw is not None:
+                return raw, self._spare._pool
+        return super()._take(within, lent)

@@ -1,0 +1,372 @@
+"""The one connection of a quiet client: what goes over it, who may borrow it, and that a borrower delays no renewal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+import dblock
+from dblock._core import listener_flow
+from dblock._core.effects import Call
+from dblock._core.listener_failures import Failure
+from dblock._runtime import home as home_module
+from dblock._runtime import pool as pool_module
+from dblock._runtime.home import Home
+from dblock._runtime.target import Target
+from tests.support.facade import Clients
+from tests.support.sessions import Sessions
+
+WATCHED = "watched"
+COUNT = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
+BLOCKED = Call(b"SELECT $1::text FROM pg_advisory_xact_lock_shared(7)", ("1",))
+"""A call that waits as long as another session has the advisory lock."""
+ONE = Call(b"SELECT $1::text", ("1",))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the quiet time."""
+    monkeypatch.setattr(pool_module, "IDLE_FOR", 0.2)
+    monkeypatch.setattr(listener_flow, "PING_INTERVAL", 0.1)
+
+
+@pytest.fixture
+def generous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lend the connection to each call, and for longer, so that a busy machine has no part in the outcome."""
+    monkeypatch.setattr(Home, "may_lend", lambda home, call: home.is_open)
+    monkeypatch.setattr(home_module, "FREE_WITHIN", 20.0)
+    monkeypatch.setattr(home_module, "LENT_FOR", 20.0)
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Return a function that makes the server accept no more connections of clients."""
+    refuses = False
+
+    def refuse() -> None:
+        nonlocal refuses
+        refuses = True
+
+    connect, connect_async = Target.connect, Target.connect_async
+
+    def connected(target: Target) -> Any:
+        if refuses:
+            raise psycopg.OperationalError("sorry, too many clients already")
+        return connect(target)
+
+    async def connected_async(target: Target) -> Any:
+        if refuses:
+            raise psycopg.OperationalError("sorry, too many clients already")
+        return await connect_async(target)
+
+    monkeypatch.setattr(Target, "connect", connected)
+    monkeypatch.setattr(Target, "connect_async", connected_async)
+    yield refuse
+    refuses = False
+
+
+def watched(clients: Clients, **options: Any) -> Any:
+    return clients(make_conninfo(clients.dsn, application_name=WATCHED), **options)
+
+
+def inner(client: Any) -> Any:
+    return getattr(client, "_inner", client)._runtime
+
+
+def connections(owner: psycopg.Connection[Any]) -> int:
+    row = owner.execute(COUNT, [WATCHED]).fetchone()
+    assert row
+    return int(row[0])
+
+
+async def becomes(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def called(client: Any, call: Call) -> Any:
+    """Make a call as a flow of the client makes it, in a thread of its own for a synchronous client."""
+    runner = inner(client).runner
+    if asyncio.iscoroutinefunction(runner.perform):
+        return await runner.perform(call)
+    return await asyncio.to_thread(runner.perform, call)
+
+
+async def only_home(client: Any, owner: psycopg.Connection[Any]) -> Any:
+    """Return the listener's connection once the client has no other one, and may borrow it."""
+    await becomes(lambda: inner(client).listener and inner(client).listener.flow.connection and connections(owner) == 1)
+    return inner(client).listener.flow.connection
+
+
+async def renewed(lease: Any, times: int = 1) -> None:
+    """Return once the lease has been renewed so often."""
+    for _ in range(times):
+        before = lease._state.sent_at
+        await becomes(lambda before=before: lease._state.sent_at > before)  # type: ignore[misc]
+
+
+@pytest.mark.usefixtures("quick", "generous")
+@pytest.mark.parametrize("grace", [0.15, None])
+async def test_idle_holder_has_one_connection_and_renews_over_it(
+    clients: Clients, owner: psycopg.Connection, grace: float | None
+) -> None:
+    client = watched(clients, presence=grace)
+    lease = await client.lock("a", ttl=1.5).acquire()
+    home = await only_home(client, owner)
+    await renewed(lease, times=2)
+    await only_home(client, owner)
+    assert await lease.release()
+    assert connections(owner) == 1, "the release borrowed it"
+    assert inner(client).listener.flow.connection is home
+
+
+@pytest.mark.usefixtures("quick", "generous")
+async def test_idle_waiter_has_one_connection_and_gets_the_lock_over_it(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    held = await clients().lock("a").acquire()
+    client = watched(clients)
+    kept = await client.lock("b").acquire()
+    waiting = asyncio.create_task(client.lock("a").acquire())
+    await only_home(client, owner)
+    await held.release()
+    lease = await asyncio.wait_for(waiting, 20)
+    assert connections(owner) == 1, "the claim borrowed it"
+    assert await lease.release()
+    assert await kept.release()
+
+
+@pytest.mark.usefixtures("quick")
+async def test_busy_client_opens_a_second_connection_and_closes_it_when_quiet(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    client = watched(clients)
+    lease = await client.lock("a").acquire()
+    await only_home(client, owner)
+    for _ in range(home_module.LOANS + 1):
+        await called(client, ONE)
+    assert connections(owner) == 2
+    await only_home(client, owner)
+    assert await lease.release()
+
+
+def test_home_is_lent_a_few_times_in_a_row_and_not_before_a_renewal(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    flows: Any = SimpleNamespace(clock=lambda: now, presence=None)
+    flow: Any = SimpleNamespace(closed=False, connection=None)
+    home = Home(flows)
+    assert not home.may_lend(ONE), "there is no listener"
+    due_at = 200.0
+    home.set_up(flow, lambda: due_at)
+    assert not home.may_lend(ONE), "there is no connection"
+    flow.connection = object()
+    assert not home.may_lend(ONE._replace(apart=True)), "a pooler may be in between"
+    assert [home.may_lend(ONE) for _ in range(home_module.LOANS + 1)] == [True] * home_module.LOANS + [False]
+    now += pool_module.IDLE_FOR
+    assert home.may_lend(ONE)
+    due_at = now + home_module.LENT_FOR / 2
+    assert not home.may_lend(ONE)
+    flow.closed, due_at = True, 200.0
+    assert not home.may_lend(ONE)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_holder_with_a_long_grace_keeps_a_second_session(clients: Clients, owner: psycopg.Connection) -> None:
+    """Only the end of both shows that the server ends all sessions."""
+    client = watched(clients, presence=0.6)
+    lease = await client.lock("a", ttl=1.5).acquire()
+    await becomes(lambda: connections(owner) == 3)
+    await becomes(lambda: connections(owner) == 2)
+    await renewed(lease, times=2)
+    assert connections(owner) == 2
+
+
+@pytest.mark.usefixtures("quick", "generous")
+async def test_client_with_its_own_listen_dsn_makes_no_call_over_it(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    listen_dsn = make_conninfo(clients.dsn, application_name="listener")
+    client = watched(clients, listen_dsn=listen_dsn)
+    lease = await client.lock("a", ttl=1.5).acquire()
+    await becomes(lambda: connections(owner) == 2)
+    await renewed(lease, times=2)
+    assert connections(owner) == 2
+    assert await lease.release()
+
+
+@pytest.mark.usefixtures("quick")
+async def test_borrower_that_waits_in_the_server_moves_and_delays_no_renewal(
+    clients: Clients, owner: psycopg.Connection, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = watched(clients)
+    lease = await client.lock("a", ttl=3).acquire()
+    home = await only_home(client, owner)
+    monkeypatch.setattr(Home, "may_lend", lambda home, call: home.is_open)
+    keeper = sessions.open()
+    keeper.do("SELECT pg_advisory_lock(7)")
+    calling = asyncio.create_task(called(client, BLOCKED))
+    await becomes(lambda: connections(owner) == 2)
+    await renewed(lease, times=2)
+    assert not calling.done()
+    keeper.do("SELECT pg_advisory_unlock(7)")
+    assert await calling == ("1",)
+    assert inner(client).listener.flow.connection is home
+    lease.raise_if_lost()
+
+
+@pytest.mark.usefixtures("quick", "generous")
+async def test_client_with_one_connection_renews_and_releases_on_a_full_server(
+    clients: Clients,
+    owner: psycopg.Connection,
+    sessions: Sessions,
+    full: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither a call of the user nor the listener's own can occupy the connection for long."""
+    client = watched(clients)
+    lease = await client.lock("a", ttl=3).acquire()
+    home = await only_home(client, owner)
+    full()
+    keeper = sessions.open()
+    keeper.do("SELECT pg_advisory_lock(7)")
+    calling = asyncio.create_task(called(client, BLOCKED))
+    await renewed(lease)
+    with pytest.raises(dblock.Unavailable, match="too many clients"):
+        await calling
+
+    def occupy() -> None:
+        with contextlib.suppress(psycopg.errors.QueryCanceled):
+            home.exchange(BLOCKED, 20.0)
+
+    occupied = threading.Thread(target=occupy)
+    occupied.start()
+    await renewed(lease)
+    await asyncio.to_thread(occupied.join)
+    monkeypatch.setattr(Home, "may_lend", lambda home, call: False)
+    assert await lease.release(), "it has no other connection"
+    assert connections(owner) == 1
+
+
+@pytest.mark.usefixtures("quick", "generous")
+async def test_end_of_the_session_under_a_borrower_has_its_cause(
+    clients: Clients, owner: psycopg.Connection, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = watched(clients)
+    await client.lock("a").acquire()
+    await only_home(client, owner)
+    flow = inner(client).listener.flow
+    failed, causes = flow._failed, []
+
+    def note(connection: Any, error: Any) -> Any:
+        causes.append(error.failure)
+        return failed(connection, error)
+
+    monkeypatch.setattr(flow, "_failed", note)
+    keeper = sessions.open()
+    keeper.do("SELECT pg_advisory_lock(7)")
+    calling = asyncio.create_task(called(client, BLOCKED))
+    await asyncio.to_thread(sessions.wait_until_a_session_waits)
+    owner.execute(TERMINATE, [WATCHED])
+    await becomes(lambda: causes)
+    assert causes == [Failure.TERMINATED]
+    keeper.do("SELECT pg_advisory_unlock(7)")
+    assert await calling == ("1",), "it was retried over another connection"
+
+
+@pytest.mark.usefixtures("quick", "generous")
+async def test_waiter_is_woken_although_the_connection_is_borrowed(
+    clients: Clients, owner: psycopg.Connection, sessions: Sessions
+) -> None:
+    held = await clients().lock("a").acquire()
+    client = watched(clients)
+    kept = await client.lock("b").acquire()
+    waiting = asyncio.create_task(client.lock("a").acquire())
+    await only_home(client, owner)
+    keeper = sessions.open()
+    keeper.do("SELECT pg_advisory_lock(7)")
+    calling = asyncio.create_task(called(client, BLOCKED))
+    await asyncio.to_thread(sessions.wait_until_a_session_waits)
+    await held.release()
+    keeper.do("SELECT pg_advisory_unlock(7)")
+    assert await calling == ("1",)
+    assert await (await asyncio.wait_for(waiting, 20)).release()
+    assert await kept.release()
+
+
+@pytest.mark.usefixtures("quick")
+async def test_cancelled_borrower_returns_the_connection_before_it_cleans_up(
+    dsn: str, owner: psycopg.Connection, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with dblock.AsyncClient(make_conninfo(dsn, application_name=WATCHED)) as client:
+        lease = await client.lock("a").acquire()
+        home = await only_home(client, owner)
+        monkeypatch.setattr(Home, "may_lend", lambda home, call: home.is_open)
+        keeper = sessions.open()
+        keeper.do("SELECT pg_advisory_lock(7)")
+        calling = asyncio.create_task(called(client, BLOCKED))
+        await becomes(lambda: inner(client).runner._home.in_use)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        assert not inner(client).runner._home.in_use
+        await becomes(lambda: home.raw.usable)
+        keeper.do("SELECT pg_advisory_unlock(7)")
+        assert await lease.release()
+
+
+@pytest.mark.usefixtures("quick")
+def test_interrupted_borrower_returns_the_connection(
+    dsn: str, owner: psycopg.Connection, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with dblock.Client(make_conninfo(dsn, application_name=WATCHED)) as client:
+        lease = client.lock("a").acquire()
+        home = asyncio.run(only_home(client, owner))
+        monkeypatch.setattr(Home, "may_lend", lambda home, call: home.is_open)
+        keeper = sessions.open()
+        keeper.do("SELECT pg_advisory_lock(7)")
+        runner = inner(client).runner
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(KeyboardInterrupt):
+                runner.perform(BLOCKED)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert not runner._home.in_use
+        asyncio.run(becomes(lambda: home.raw.usable))
+        keeper.do("SELECT pg_advisory_unlock(7)")
+        assert lease.release()
+
+
+@pytest.mark.usefixtures("quick", "generous")
+async def test_closing_client_waits_for_a_borrower(
+    clients: Clients, owner: psycopg.Connection, sessions: Sessions
+) -> None:
+    client = watched(clients)
+    await client.lock("a").acquire()
+    await only_home(client, owner)
+    calling = asyncio.create_task(called(client, Call(b"SELECT $1::text FROM pg_sleep(0.1)", ("1",))))
+    await becomes(lambda: inner(client).runner is None or inner(client).runner._home.in_use or calling.done())
+    await client.close()
+    assert await calling == ("1",)
+    await becomes(lambda: connections(owner) == 0)
+    assert owner.execute("SELECT count(*) FROM distributed_locks WHERE expires_at > now()").fetchone() == (0,)
