@@ -36,7 +36,7 @@ IDLE_FOR = 5.0
 GROW_AFTER = 0.2
 """Seconds for which no connection comes back before a call that waits for one opens another."""
 
-GROW_WHEN_BUSY_FOR = 1.0
+GROW_WHEN_BUSY_FOR = 2.0
 """Seconds for which calls wait before one of them opens another connection, although connections come back."""
 
 

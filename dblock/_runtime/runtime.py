@@ -102,8 +102,11 @@ class RuntimeBase:
                     if presence.ended or state.in_doubt:
                         # The presence was lost before the grant's reply came. Whether the lock was taken is not known.
                         state.lose(Reason.UNREACHABLE)
-            if self._grace is not None or self.has_home:
+            if self._grace is not None:
                 self.listener.start()
+            elif self.has_home:
+                with contextlib.suppress(Unavailable):  # leases are then renewed over another connection
+                    self.listener.start()
         except BaseException as error:
             # A thread could not be started, or Ctrl-C came while it was. The caller gets the error instead of the
             # lease, and gives the grant back.

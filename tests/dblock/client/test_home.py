@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from dblock._runtime import pool as pool_module
 from dblock._runtime.home import Home
 from dblock._runtime.target import Target
 from tests.support.facade import Clients
+from tests.support.machine import measured
 from tests.support.sessions import Sessions
 
 WATCHED = "watched"
@@ -182,6 +185,49 @@ def test_home_is_lent_a_few_times_in_a_row_and_not_before_a_renewal(monkeypatch:
     assert not home.may_lend(ONE)
     flow.closed, due_at = True, 200.0
     assert not home.may_lend(ONE)
+
+
+CROWD = """
+import sys, threading
+import dblock
+
+def take():
+    with client.lock("a", timeout=120):
+        pass
+
+with dblock.Client(sys.argv[1]) as client:
+    threads = [threading.Thread(target=take) for _ in range(50)]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print("served", flush=True)
+"""
+
+
+@pytest.mark.second_stage
+def test_two_hundred_waiters_in_four_processes_share_eight_connections(dsn: str, owner: psycopg.Connection) -> None:
+    most, run = 0, [sys.executable, "-c", CROWD, make_conninfo(dsn, application_name=WATCHED)]
+    with contextlib.ExitStack() as stack, measured() as lateness:
+        crowds = [
+            stack.enter_context(subprocess.Popen(run, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            for _ in range(4)
+        ]
+        for crowd in crowds:
+            assert crowd.stdout
+            assert crowd.stdout.readline() == "ready\n"
+        for crowd in crowds:
+            assert crowd.stdin
+            crowd.stdin.write("\n")
+            crowd.stdin.flush()
+        while any(crowd.poll() is None for crowd in crowds):
+            most = max(most, connections(owner))
+            time.sleep(0.02)
+        assert [crowd.stdout and crowd.stdout.read() for crowd in crowds] == ["served\n"] * 4
+        # A machine that is late makes connections look stuck, and then a client opens another.
+        assert most <= 8 or lateness() > pool_module.GROW_AFTER / 4
 
 
 @pytest.mark.usefixtures("quick")

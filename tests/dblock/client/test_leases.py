@@ -83,7 +83,7 @@ async def test_all_leases_are_renewed_in_one_statement(clients: Clients, owner: 
 
 async def test_keep_alive_connects_before_the_first_renewal_is_due(clients: Clients, owner: psycopg.Connection) -> None:
     """If the database is slow to reply, a renewal that first had to open a connection could be too late."""
-    lease = await clients(pool_size=1).lock("a", ttl=600).acquire()
+    lease = await clients(pool_size=1, presence=0.5).lock("a", ttl=600).acquire()
     await eventually(lambda: owner.execute(SESSIONS).fetchone() == (3,))
     await eventually(lambda: not getattr(lease, "_inner", lease)._state.unreachable)
 

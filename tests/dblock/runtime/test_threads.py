@@ -85,14 +85,23 @@ def test_keep_alive_is_started_again(client: dblock.Client, fail: Fail) -> None:
     assert lease.release(), "it was lost"
 
 
+def test_lease_without_presence_needs_no_listener(dsn: str, fail: Fail) -> None:
+    fail("dblock listener")
+    with dblock.Client(dsn, presence=None) as client:
+        lease = client.lock("a", ttl=0.6).acquire()
+        granted_until = lease.expires_at
+        until(lambda: lease.expires_at > granted_until, "a renewal")
+        assert lease.release(), "it was lost"
+
+
 def listeners() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("dblock listener")}
 
 
 def test_listener_is_started_again(dsn: str, client: dblock.Client, fail: Fail) -> None:
-    fail("dblock listener", times=2)
     with dblock.Client(dsn, presence=None) as other:
         held = other.lock("a").acquire()
+        fail("dblock listener", times=2)
         before = listeners()
         for _ in range(2):
             with pytest.raises(dblock.Unavailable):
