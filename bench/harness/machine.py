@@ -7,6 +7,7 @@ processor makes itself late.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import time
@@ -84,5 +85,6 @@ def pin(pids: set[int], core: int) -> None:
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) > 1:
         for pid in pids:
-            for task in os.listdir(f"/proc/{pid}/task"):
-                os.sched_setaffinity(int(task), {cores[core % len(cores)]})
+            with contextlib.suppress(OSError):  # it has ended
+                for task in os.listdir(f"/proc/{pid}/task"):
+                    os.sched_setaffinity(int(task), {cores[core % len(cores)]})

@@ -196,9 +196,10 @@ async def _serve_tasks(pipe: Connection, contender: Contender, first: int, clien
     pipe.send(True)
     while True:
         await ordered.wait()
-        order = pipe.recv()
         ordered.clear()
-        if order is None:
+        if not pipe.poll():
+            continue  # the loop may report an order twice
+        if (order := pipe.recv()) is None:
             break
         load, start, arguments = order
         began = time.process_time()

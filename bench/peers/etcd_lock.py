@@ -7,6 +7,7 @@ this adapter calls it through grpcio and encodes the five messages by hand.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,14 +76,12 @@ class Etcd:
         self._lock, self._unlock = call("/v3lockpb.Lock/Lock"), call("/v3lockpb.Lock/Unlock")
 
     def acquire(self, name: str) -> Release:
-        if not hasattr(self._own, "lease"):
-            self._own.lease = self._grant({1: max(self._ttl, 5)})[2]
+        # A lease that is not kept alive ends. A new one now and then costs less than a keep-alive.
+        if getattr(self._own, "until", 0.0) < time.monotonic():
+            self._own.lease = self._grant({1: self._ttl})[2]
+            self._own.until = time.monotonic() + self._ttl / 3
         key = self._lock({1: name.encode(), 2: self._own.lease})[2]
         return lambda: self._unlock({1: key})
-
-    def renew(self) -> None:
-        """Start again with a new lease, because a lease of etcd that is not kept alive ends."""
-        self._own = threading.local()
 
     def close(self) -> None:
         self._channel.close()

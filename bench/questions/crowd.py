@@ -64,7 +64,7 @@ def _serve(contender: Contender, waiters: int, settling: float) -> Sample:
         for team in teams:
             team.begin("get", name=name)
         time.sleep(settling)
-        _wait_for_tickets(contender, name, waiters)
+        _wait_for_tickets(contender, teams, name, waiters)
         memory = (usage.memory(pids) - before) / waiters
         connections = sum(usage.connections(pid) for pid in pids)
         served = usage.cpu(contender.pid)
@@ -81,7 +81,7 @@ def _serve(contender: Contender, waiters: int, settling: float) -> Sample:
     }
 
 
-def _wait_for_tickets(contender: Contender, name: str, waiters: int) -> None:
+def _wait_for_tickets(contender: Contender, teams: list[Team], name: str, waiters: int) -> None:
     """Wait until all waiters of dblock are in the queue. The other contenders got time to settle."""
     if not contender.name.startswith("dblock"):
         return
@@ -91,6 +91,9 @@ def _wait_for_tickets(contender: Contender, name: str, waiters: int) -> None:
             row = owner.execute("SELECT count(*) FROM dblock.lock_tickets WHERE name = %s", [name]).fetchone()
             if row is not None and row[0] >= waiters:
                 return
+            for team in teams:
+                if team.done_within(0):
+                    team.collect()  # raises the error of a waiter that failed
             time.sleep(0.05)
     raise TimeoutError(f"only {row} of {waiters} waiters are in the queue")
 
