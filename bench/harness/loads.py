@@ -43,29 +43,36 @@ class Turns:
 
 
 class Ledger:
-    """Shared memory of the last holder and of the moment at which its release began.
+    """Shared memory of the last holder that released, of the moment at which it began to, and of the last grant.
 
     Only the holder of the lock writes, so it needs no lock of its own.
     """
 
-    SIZE = 16
+    LAYOUT = struct.Struct("qdq")
 
     def __init__(self, path: str) -> None:
         file = os.open(path, os.O_RDWR)
-        self._memory = mmap.mmap(file, self.SIZE)
+        self._memory = mmap.mmap(file, self.LAYOUT.size)
         os.close(file)
 
     @staticmethod
     def create(path: Path) -> str:
-        path.write_bytes(struct.pack("qd", -1, 0.0))
+        path.write_bytes(Ledger.LAYOUT.pack(-1, 0.0, -1))
         return str(path)
 
-    def write(self, holder: int, released: float) -> None:
-        self._memory[:] = struct.pack("qd", holder, released)
+    def release(self, holder: int, now: float) -> None:
+        """Record that this holder begins to release the lock."""
+        self._memory[:] = self.LAYOUT.pack(holder, now, holder)
 
-    def read(self) -> tuple[int, float]:
-        holder, released = struct.unpack("qd", self._memory[:])
-        return holder, released
+    def grant(self, holder: int) -> tuple[int, float]:
+        """Record a grant. Return the holder before, or -1, and when it began to release the lock."""
+        before, released, _ = self.LAYOUT.unpack(self._memory[:])
+        self._memory[:] = self.LAYOUT.pack(before, released, holder)
+        return before, released
+
+    def granted(self) -> int:
+        """Return the client of the last grant, or -1."""
+        return int(self.LAYOUT.unpack(self._memory[:])[2])
 
 
 def pairs(peer: Peer, index: int, start: float, *, seconds: float, prefix: str = "own") -> Pairs:
@@ -102,9 +109,12 @@ async def async_pairs(peer: AsyncPeer, index: int, start: float, *, seconds: flo
 
 def turns(
     peer: Peer, index: int, start: float, *, seconds: float, ledger: str, hold: float = 0.0, pause: float = 0.0,
-    name: str = "hot",
+    name: str = "hot", alternate: bool = False,
 ) -> Turns:  # fmt: skip
-    """Acquire one lock that all want, hold it, release it and pause, until the time is up."""
+    """Acquire one lock that all want, hold it, release it and pause, until the time is up.
+
+    With `alternate` a client asks again only when another has got the lock.
+    """
     done, shared = Turns(), Ledger(ledger)
     time.sleep(max(start - _clock(), 0))
     ends = start + seconds
@@ -114,8 +124,10 @@ def turns(
         _count(done, shared, index, asked, now, start, ends)
         if hold:
             time.sleep(hold)
-        shared.write(index, _clock())
+        shared.release(index, _clock())
         release()
+        while alternate and shared.granted() == index and _clock() < ends:
+            time.sleep(0.001)
         if pause:
             time.sleep(pause)
     return done
@@ -123,9 +135,12 @@ def turns(
 
 async def async_turns(
     peer: AsyncPeer, index: int, start: float, *, seconds: float, ledger: str, hold: float = 0.0, pause: float = 0.0,
-    name: str = "hot",
+    name: str = "hot", alternate: bool = False,
 ) -> Turns:  # fmt: skip
-    """Acquire one lock that all want, hold it, release it and pause, until the time is up."""
+    """Acquire one lock that all want, hold it, release it and pause, until the time is up.
+
+    With `alternate` a client asks again only when another has got the lock.
+    """
     done, shared = Turns(), Ledger(ledger)
     await asyncio.sleep(max(start - _clock(), 0))
     ends = start + seconds
@@ -135,15 +150,17 @@ async def async_turns(
         _count(done, shared, index, asked, now, start, ends)
         if hold:
             await asyncio.sleep(hold)
-        shared.write(index, _clock())
+        shared.release(index, _clock())
         await release()
+        while alternate and shared.granted() == index and _clock() < ends:  # noqa: ASYNC110 - another process ends it
+            await asyncio.sleep(0.001)
         await asyncio.sleep(pause)
     return done
 
 
 def _count(done: Turns, shared: Ledger, index: int, asked: float, now: float, start: float, ends: float) -> None:
     """Record a grant, unless it came after the end."""
-    holder, released = shared.read()
+    holder, released = shared.grant(index)
     if now < ends:
         done.grants += 1
         done.waits.append(now - asked)

@@ -67,14 +67,16 @@ def pair_block(team: Team, seconds: float) -> Sample:
     }
 
 
-def turn_block(team: Team, seconds: float, folder: Path, hold: float = 0.0, pause: float = 0.0) -> Sample:
+def turn_block(
+    team: Team, seconds: float, folder: Path, hold: float = 0.0, pause: float = 0.0, *, alternate: bool = False
+) -> Sample:
     """Let the clients take turns at one lock, and return the rate, latency and cost of the hand-offs."""
     ledger = Ledger.create(folder / f"ledger-{time.monotonic_ns()}")
     if "turns" not in team.warm:
         team.warm.add("turns")
         team.run("turns", seconds=0.2, ledger=ledger)  # opens the connections that only waiters have
     cost = Cost(team.contender.pid)
-    done = team.run("turns", seconds=seconds, ledger=ledger, hold=hold, pause=pause)
+    done = team.run("turns", seconds=seconds, ledger=ledger, hold=hold, pause=pause, alternate=alternate)
     clients: list[Turns] = [value for one in done for value in one.values]
     Path(ledger).unlink()
     hand_offs = [taken for one in clients for taken in one.hand_offs]

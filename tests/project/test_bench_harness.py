@@ -130,8 +130,11 @@ def test_disturbance_is_what_others_and_the_host_took(monkeypatch: pytest.Monkey
 def test_ledger_is_seen_by_every_client(tmp_path: Path) -> None:
     path = Ledger.create(tmp_path / "ledger")
     one, other = Ledger(path), Ledger(path)
-    one.write(3, 1.5)
-    assert other.read() == (3, 1.5)
+    assert one.grant(3) == (-1, 0.0)
+    assert other.granted() == 3
+    one.release(3, 1.5)
+    assert other.grant(4) == (3, 1.5)
+    assert one.granted() == 4
 
 
 def test_messages_of_etcd_survive_their_encoding() -> None:
