@@ -11,11 +11,34 @@ BEGIN
 END
 $$;
 
+-- Returns the key of the advisory lock that the session of a presence holds. All sessions see the
+-- key in pg_locks. It does not reveal the presence.
+CREATE OR REPLACE FUNCTION presence_key(presence uuid) RETURNS bigint
+LANGUAGE sql IMMUTABLE
+AS $$
+    SELECT uuid_hash_extended(presence, 0)
+$$;
+
+-- Returns whether a presence is known in this incarnation of the server, as another session's.
+CREATE OR REPLACE FUNCTION presence_is_registered(presence uuid) RETURNS boolean
+LANGUAGE plpgsql STABLE
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN EXISTS (
+        SELECT FROM lock_presence AS p
+        WHERE p.presence = presence_is_registered.presence AND p.incarnation = pg_postmaster_start_time()
+          AND p.session <> pg_backend_pid()
+    );
+END
+$$;
+
 -- Returns how many seconds of grace a presence has left after its session has ended. Zero or less
 -- means that other clients may take its locks. NULL means that the session is alive, or that
 -- nothing is known about it.
 --
--- A presence is a session that holds an advisory lock under a random key. The lock ends with the
+-- A presence is a session that holds an advisory lock. Its key is a
+-- hash of the random presence. The lock ends with the
 -- session. A key counts only in the incarnation of the server in which it was registered: a restart
 -- changes the postmaster's start time, and a crash, a promotion or a restore empties the unlogged
 -- table. The grace starts when a session first finds the advisory lock gone. So a client whose

@@ -117,6 +117,28 @@ BEGIN
 END
 $$;
 
+-- Returns whether the client of the first ticket is alive, without a lock of any row. False means
+-- that there is no ticket, or that the first one is worth a look by first_in_queue().
+CREATE OR REPLACE FUNCTION first_is_alive(name text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+DECLARE
+    heard boolean;
+    presence uuid;
+BEGIN
+    SELECT c.seen_until > clock_timestamp(), t.presence INTO heard, presence
+    FROM lock_tickets AS t LEFT JOIN lock_clients AS c ON c.client = t.client
+    WHERE t.name = first_is_alive.name
+    ORDER BY t.number
+    LIMIT 1;
+    RETURN heard IS TRUE AND (
+        presence IS NULL OR NOT pg_try_advisory_xact_lock_shared(presence_key(presence))
+        OR NOT presence_is_registered(presence)
+    );
+END
+$$;
+
 -- Returns whether the queue of a lock has no live ticket, and then marks the lock as not waited
 -- for. Waits for no row: returns false while another transaction has locked the lock or its queue,
 -- or if one of them has changed since an older snapshot.
@@ -144,6 +166,20 @@ BEGIN
 END
 $$;
 
+-- Returns whether the heartbeat of a client counts at this moment. The client of a ticket that is
+-- less than two seconds old needs no such look: the call that issued the ticket found a heartbeat
+-- that counts for longer, or wrote one. See keep_ticket() for the exception.
+CREATE OR REPLACE FUNCTION client_is_alive(client uuid) RETURNS boolean
+LANGUAGE plpgsql STABLE
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN EXISTS (
+        SELECT FROM lock_clients AS c WHERE c.client = client_is_alive.client AND c.seen_until > clock_timestamp()
+    );
+END
+$$;
+
 -- Notifies the first waiter of a lock that was freed just now. The caller has locked the row.
 --
 -- The first live ticket can be notified without the queue's lock, because the ticket of a client
@@ -160,27 +196,30 @@ LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
 DECLARE
-    next record;
+    -- The first ticket. Not a record, which costs more.
+    next_attempt uuid;
+    next_client uuid;
+    next_presence uuid;
+    next_since timestamptz;
 BEGIN
     IF current_setting('synchronous_commit') <> 'off' THEN
         RETURN false;
     END IF;
-    SELECT t.number, t.attempt, t.client, c.seen_until, p.advisory_key INTO next
+    SELECT t.attempt, t.client, t.presence, t.since INTO next_attempt, next_client, next_presence, next_since
     FROM lock_tickets AS t
-    LEFT JOIN lock_clients AS c ON c.client = t.client
-    LEFT JOIN lock_presence AS p
-        ON p.presence = t.presence AND p.incarnation = pg_postmaster_start_time() AND p.session <> pg_backend_pid()
     WHERE t.name = wake_next.name
     ORDER BY t.number
     LIMIT 1;
-    IF FOUND AND (
-        next.seen_until > clock_timestamp()
-        AND (next.advisory_key IS NULL OR NOT pg_try_advisory_xact_lock_shared(next.advisory_key))
-    ) IS TRUE THEN
+    IF FOUND AND (next_since > clock_timestamp() - interval '2 seconds' OR client_is_alive(next_client))
+        AND (
+            next_presence IS NULL OR NOT pg_try_advisory_xact_lock_shared(presence_key(next_presence))
+            OR NOT presence_is_registered(next_presence)
+        )
+    THEN
         -- Hot path: notify_waiter() inlined, and called in an assignment, which PL/pgSQL evaluates
         -- without a query.
         RETURN pg_notification_queue_usage() < 0.9
-            AND pg_notify('dblock_' || replace(next.client::text, '-', ''), next.attempt::text) IS NOT NULL;
+            AND pg_notify('dblock_' || replace(next_client::text, '-', ''), next_attempt::text) IS NOT NULL;
     END IF;
     IF sees_latest_commits() THEN
         IF NOT FOUND THEN

@@ -22,7 +22,13 @@ BEGIN
     ready := commit_asynchronously();
     -- A ticket that is being redeemed is locked until that grant is on disk.
     ignored := set_config('lock_timeout', '500ms', true);
-    UPDATE lock_tickets AS t SET client = keep_ticket.client
+    -- A ticket counts for two seconds without a look at its client. For a shorter time it is aged.
+    UPDATE lock_tickets AS t
+    SET client = keep_ticket.client,
+        since = CASE
+            WHEN date_part('epoch', keep_ticket.keep) < 2 THEN least(t.since, clock_timestamp() - interval '2 seconds')
+            ELSE t.since
+        END
     WHERE t.attempt = keep_ticket.attempt AND t.name = keep_ticket.name;
     moved := FOUND;
     IF moved THEN

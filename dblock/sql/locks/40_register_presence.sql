@@ -6,8 +6,9 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
-    advisory_key bigint := ('x' || left(md5(gen_random_uuid()::text), 16))::bit(64)::bigint;
+    advisory_key bigint := presence_key(register_presence.presence);
     ready boolean;
+    locked boolean;
 BEGIN
     IF register_presence.presence IS NULL
         OR (date_part('epoch', register_presence.grace) BETWEEN 0.01 AND 86400) IS NOT TRUE
@@ -19,14 +20,15 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     ready := commit_asynchronously();
-    PERFORM pg_advisory_lock(advisory_key);
+    -- Not locked: another session has registered it, and its lock must not be waited for.
+    locked := pg_try_advisory_lock(advisory_key);
     INSERT INTO lock_presence (presence, advisory_key, session, incarnation, grace)
-    VALUES (
-        register_presence.presence, advisory_key, pg_backend_pid(), pg_postmaster_start_time(), register_presence.grace
-    )
+    SELECT register_presence.presence, advisory_key, pg_backend_pid(), pg_postmaster_start_time(),
+           register_presence.grace
+    WHERE locked
     ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN
-        PERFORM pg_advisory_unlock(advisory_key);
+        PERFORM pg_advisory_unlock(advisory_key) WHERE locked;
         RAISE EXCEPTION 'Presence % is already registered. Use a new UUID for each session.', register_presence.presence
             USING ERRCODE = 'invalid_parameter_value';
     END IF;

@@ -51,6 +51,15 @@ def test_kept_ticket_loses_its_position_after_its_time(owner: psycopg.Connection
     assert tickets(owner) == []
 
 
+def test_release_passes_over_a_ticket_that_was_kept_for_a_moment(owner: psycopg.Connection) -> None:
+    owner.execute("SELECT try_acquire('a')")
+    join(owner, FIRST, CLIENT)
+    join(owner, SECOND, OTHER)
+    assert keep(owner, 0)
+    owner.execute("SELECT release('a', (SELECT token FROM holder('a')), durable => false)")
+    assert tickets(owner) == [(SECOND, OTHER)], "deleted by the release"
+
+
 @pytest.mark.parametrize("had_ticket", [False, True])
 def test_ticket_follows_the_client_that_asks(had_ticket: bool, owner: psycopg.Connection) -> None:
     owner.execute("SELECT try_acquire('a')")

@@ -72,6 +72,36 @@ def test_free_lock_is_reserved_for_the_queue(sessions: Sessions) -> None:
     )
 
 
+def test_release_wakes_a_waiter_that_has_waited_for_long(sessions: Sessions) -> None:
+    session, listener = sessions.open(), sessions.open()
+    listen(listener, HERE, THERE)
+    hold_with_three_waiters(session)
+    session.do("UPDATE lock_tickets SET since = since - interval '1 h'")
+    session.do(FREE)
+    assert notifications(listener) == [(f"dblock_{HERE.hex}", str(FIRST))]
+
+
+def test_try_on_a_reserved_lock_does_not_delay_the_waiter_that_was_woken(sessions: Sessions) -> None:
+    session, trying = sessions.open(), sessions.open()
+    hold_with_three_waiters(session)
+    session.do(FREE)
+    trying.do("BEGIN")
+    assert trying.do(TRY) == (False, True)
+    assert session.do(REDEEM, FIRST, 1) == (True,), "the try has locked neither the lock nor its queue"
+    trying.do("COMMIT")
+
+
+def test_ticket_is_redeemed_after_the_tickets_ahead_were_given_up(sessions: Sessions) -> None:
+    session = sessions.open()
+    hold_with_three_waiters(session)
+    session.do(FREE)
+    assert session.do(REDEEM, THIRD, 3) == (False,)
+    session.do("SELECT abandon('a', %s)", FIRST)
+    assert session.do(REDEEM, THIRD, 3) == (False,)
+    session.do("SELECT abandon('a', %s)", SECOND)
+    assert session.do(REDEEM, THIRD, 3) == (True,)
+
+
 def test_ticket_of_another_attempt_or_a_redeemed_ticket_is_refused(sessions: Sessions) -> None:
     session = sessions.open()
     hold_with_three_waiters(session)
@@ -158,6 +188,8 @@ def test_release_skips_all_dead_waiters_at_once(sessions: Sessions) -> None:
         session.do(ACQUIRE, uuid.UUID(int=number + 1), HERE)
     session.do(ACQUIRE, SECOND, THERE)
     session.do("UPDATE lock_clients SET seen_until = clock_timestamp() WHERE client = %s", HERE)
+    # A ticket counts for two seconds, as the heartbeat does that was found when it was issued.
+    session.do("UPDATE lock_tickets SET since = since - interval '2 s'")
     session.do(FREE)
     assert notifications(listener) == [(f"dblock_{THERE.hex}", str(SECOND))]
     assert session.do(REDEEM, uuid.UUID(int=1), 1) == (False,), "the dead waiter's ticket was deleted"
@@ -613,3 +645,8 @@ def test_presence_registered_twice_leaves_one_advisory_lock(sessions: Sessions) 
         session.do("SELECT register_presence(%s, '1 s')", FIRST)
     session.do("ROLLBACK")
     assert session.do(marks) == (1,)
+    other = sessions.open()
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="already registered"):
+        other.do("SELECT register_presence(%s, '1 s')", FIRST)
+    other.do("ROLLBACK")
+    assert other.do(marks) == (0,)

@@ -9,7 +9,7 @@ from tests.robustness.mutations import Bug, Edit
 QUEUE = "07_queue.sql"
 WAKING = (
     "        RETURN pg_notification_queue_usage() < 0.9\n"
-    "            AND pg_notify('dblock_' || replace(next.client::text, '-', ''), next.attempt::text) IS NOT NULL;\n"
+    "            AND pg_notify('dblock_' || replace(next_client::text, '-', ''), next_attempt::text) IS NOT NULL;\n"
 )
 CROWD = {"locks": 1, "long": 0.0, "kept_alive": 1.0}
 
@@ -72,8 +72,8 @@ BUGS = (
             ),
             Edit(
                 QUEUE,
-                "        next.seen_until > clock_timestamp()\n        AND (next.advisory_key IS NULL",
-                "        true\n        AND (true OR next.advisory_key IS NULL",
+                " OR client_is_alive(next_client))\n        AND (\n            next_presence IS NULL OR",
+                " OR true)\n        AND (\n            true OR",
             ),
         ),
     ),
@@ -87,9 +87,9 @@ BUGS = (
         edits=(
             Edit(
                 QUEUE,
-                "    SELECT t.number, t.attempt, t.client, c.seen_until, p.advisory_key INTO next\n",
+                "    SELECT t.attempt, t.client, t.presence, t.since INTO",
                 "    PERFORM FROM lock_queues AS q WHERE q.name = wake_next.name FOR UPDATE;\n"
-                "    SELECT t.number, t.attempt, t.client, c.seen_until, p.advisory_key INTO next\n",
+                "    SELECT t.attempt, t.client, t.presence, t.since INTO",
             ),
         ),
     ),
