@@ -60,63 +60,68 @@ DECLARE
     last_served bigint;
     -- Whether the last lease expired without a release.
     has_expired boolean;
-    checks integer := 0;
+    -- Whether the call has looked at the row before.
+    looked boolean;
     patience text;
     -- Whether this call is likely to be a transaction of its own. (A driver may send the call in
     -- two messages, of which the first starts the transaction.)
     alone boolean;
     moment timestamptz;
     seen record;
-    -- Whether a ticket in the queue comes first.
-    honours_queue boolean := try_acquire.fair AND try_acquire.ticket IS NULL;
     grace double precision;
     ignored text;
 BEGIN
-    IF octet_length(try_acquire.name) BETWEEN 1 AND 512 AND date_part('epoch', try_acquire.ttl) BETWEEN 0.1 AND 86400
-        AND octet_length(try_acquire.holder) <= 512 AND try_acquire.meta IS NULL
+    IF NOT try_acquire.durable AND pg_current_xact_id_if_assigned() IS NULL THEN
+        -- Hot path: commit_asynchronously() inlined.
+        ignored := set_config('synchronous_commit', 'off', true);
+    END IF;
+    -- Each expression is prepared again in each transaction, and each function in it costs.
+    seconds := date_part('epoch', try_acquire.ttl);
+    IF seconds BETWEEN 0.1 AND 86400 AND octet_length(try_acquire.holder) <= 512 AND try_acquire.meta IS NULL
+        AND NOT try_acquire.retry
     THEN
-        -- Hot path: the usual arguments need no call of check_request().
+        -- Hot path: the usual arguments need no call of check_request(). The name of a lock that
+        -- exists is valid, that of another is checked below.
     ELSE
         ready := check_request(try_acquire.name, try_acquire.ttl, try_acquire.holder, try_acquire.meta);
         IF try_acquire.holder IS NULL THEN
             try_acquire.holder := describe_session();
         END IF;
-    END IF;
-    seconds := date_part('epoch', try_acquire.ttl);
-    lease_time := make_interval(secs => seconds);
-    IF try_acquire.durable THEN
-        -- Hot path: commit_durably() inlined.
-        IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
-            ignored := set_config('synchronous_commit', 'on', true);
+        IF try_acquire.retry THEN
+            patience := current_setting('lock_timeout');
+            ignored := set_config('lock_timeout', '2s', true);
+            INSERT INTO distributed_locks (name, token, expires_at)
+            VALUES (try_acquire.name, 0, '-infinity')
+            ON CONFLICT DO NOTHING;
+            PERFORM 1 FROM distributed_locks AS l WHERE l.name = try_acquire.name FOR KEY SHARE;
+            ignored := set_config('lock_timeout', patience, true);
         END IF;
-    ELSIF pg_current_xact_id_if_assigned() IS NULL THEN
-        -- Hot path: commit_asynchronously() inlined.
-        ignored := set_config('synchronous_commit', 'off', true);
     END IF;
-    IF try_acquire.retry THEN
-        patience := current_setting('lock_timeout');
-        ignored := set_config('lock_timeout', '2s', true);
-        INSERT INTO distributed_locks (name, token, expires_at)
-        VALUES (try_acquire.name, 0, '-infinity')
-        ON CONFLICT DO NOTHING;
-        PERFORM 1 FROM distributed_locks AS l WHERE l.name = try_acquire.name FOR KEY SHARE;
-        ignored := set_config('lock_timeout', patience, true);
-    END IF;
+    lease_time := seconds * interval '1 second';
     LOOP
         SELECT l.token, l.minted_server_start, l.last_served_ticket, l.expires_at > '-infinity'
         INTO last_token, minted_start, last_served, has_expired
         FROM distributed_locks AS l
-        WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp() AND NOT (l.waiting AND honours_queue)
-          AND l.kind IS NULL
+        WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp() AND l.kind IS NULL
+          -- A ticket in the queue comes first.
+          AND NOT (l.waiting AND try_acquire.fair AND try_acquire.ticket IS NULL)
         FOR UPDATE SKIP LOCKED;  -- the strongest lock: it also conflicts with the KEY SHARE of assert_held()
         IF FOUND THEN
             IF try_acquire.ticket IS NOT NULL THEN
-                DELETE FROM lock_tickets AS t
-                WHERE t.name = try_acquire.name AND t.number = try_acquire.ticket AND t.attempt = try_acquire.attempt
-                  AND NOT EXISTS (
-                      SELECT FROM lock_tickets AS o
-                      WHERE o.name = try_acquire.name AND o.number > last_served AND o.number < try_acquire.ticket
-                  );
+                IF try_acquire.ticket = last_served + 1 THEN
+                    -- Hot path: no number lies between.
+                    DELETE FROM lock_tickets AS t
+                    WHERE t.name = try_acquire.name AND t.number = try_acquire.ticket
+                      AND t.attempt = try_acquire.attempt;
+                ELSE
+                    DELETE FROM lock_tickets AS t
+                    WHERE t.name = try_acquire.name AND t.number = try_acquire.ticket
+                      AND t.attempt = try_acquire.attempt
+                      AND NOT EXISTS (
+                          SELECT FROM lock_tickets AS o
+                          WHERE o.name = try_acquire.name AND o.number > last_served AND o.number < try_acquire.ticket
+                      );
+                END IF;
                 IF NOT FOUND THEN
                     granted := false;
                     remaining := 0;
@@ -128,6 +133,10 @@ BEGIN
                 PERFORM record_grant_end(try_acquire.name, 'expired');
             END IF;
             IF try_acquire.durable THEN
+                -- Hot path: commit_durably() inlined.
+                IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
+                    ignored := set_config('synchronous_commit', 'on', true);
+                END IF;
                 LOOP
                     IF minted_start = pg_postmaster_start_time() THEN
                         minted := pg_catalog.nextval('token_sequence'::pg_catalog.regclass);
@@ -168,6 +177,7 @@ BEGIN
         IF NOT FOUND THEN
             -- The INSERT waits for another session that has inserted the same row and not yet
             -- committed. After a moment the lock is not granted instead.
+            ready := check_request(try_acquire.name, try_acquire.ttl);
             patience := current_setting('lock_timeout');
             BEGIN
                 ignored := set_config('lock_timeout', '10ms', true);
@@ -189,22 +199,27 @@ BEGIN
 
         remaining := greatest(seen.remaining, 0);
         granted := coalesce(remaining > 0 AND seen.attempt = try_acquire.attempt, false);
-        waiting := remaining = 0 AND seen.waiting AND honours_queue;
-        checks := checks + 1;
+        waiting := remaining = 0 AND seen.waiting AND try_acquire.fair AND try_acquire.ticket IS NULL;
         alone := try_acquire.attempt IS NOT NULL
             OR statement_timestamp() < transaction_timestamp() + interval '100 microseconds';
-        IF checks = 1 AND waiting THEN
+        IF looked THEN
+            -- The second look decides.
+        ELSIF waiting THEN
             -- Free and reserved for its queue, unless no client in the queue is alive.
-            IF alone OR NOT EXISTS (
-                SELECT FROM lock_tickets AS t JOIN lock_clients AS c ON c.client = t.client
-                WHERE t.name = try_acquire.name AND c.seen_until > clock_timestamp()
-            ) THEN
-                CONTINUE WHEN queue_is_empty(try_acquire.name);
+            IF alone THEN
+                looked := NOT first_is_alive(try_acquire.name);
+            ELSE
+                looked := NOT EXISTS (
+                    SELECT FROM lock_tickets AS t JOIN lock_clients AS c ON c.client = t.client
+                    WHERE t.name = try_acquire.name AND c.seen_until > clock_timestamp()
+                );
             END IF;
-        ELSIF checks = 1 AND remaining = 0 THEN
+            CONTINUE WHEN looked AND queue_is_empty(try_acquire.name);
+        ELSIF remaining = 0 THEN
             -- Freed after the first query, or free and locked by another transaction.
+            looked := true;
             CONTINUE;
-        ELSIF checks = 1 AND NOT granted AND seen.presence IS NOT NULL AND alone
+        ELSIF NOT granted AND seen.presence IS NOT NULL AND alone
             AND (
                 try_acquire.attempt IS NOT NULL OR NOT seen.waiting OR NOT EXISTS (
                     SELECT FROM lock_tickets AS t JOIN lock_clients AS c ON c.client = t.client
@@ -215,6 +230,7 @@ BEGIN
             grace := remaining_grace(seen.presence, true, true);
             IF grace <= 0 THEN
                 PERFORM free_dead_holder(try_acquire.name, seen.token, seen.presence);
+                looked := true;
                 CONTINUE;
             END IF;
             remaining := least(remaining, grace);
@@ -225,6 +241,7 @@ BEGIN
         IF granted AND try_acquire.durable THEN
             -- The first call may have been interrupted before its commit was durable. This write
             -- makes the retry wait for a durable commit of its own.
+            ready := commit_durably();
             UPDATE distributed_locks AS l SET attempt = l.attempt
             WHERE l.name = try_acquire.name AND l.token = seen.token;
         END IF;
