@@ -49,24 +49,37 @@ AS $$
 DECLARE
     ready boolean;
     alone boolean := pg_current_xact_id_if_assigned() IS NULL;
-    patience text := current_setting('lock_timeout');
-    seen record;
+    patience text;
+    -- What the lock's row says. Not a record, which costs more.
+    seen_token bigint;
+    seen_attempt uuid;
+    seen_presence uuid;
+    seen_waiting boolean;
+    seen_kind text;
+    -- Seconds that the lease in the row still has. Negative if the lock is free.
+    left_over double precision;
     free boolean;
-    at_once boolean;
+    heard boolean;
     reply record;
     grace double precision;
     ignored text;
 BEGIN
+    -- Each expression is prepared again in each transaction. So the usual way through this function
+    -- has few of them, and queries return what would else be an assignment.
     IF octet_length(acquire.name) BETWEEN 1 AND 512 AND date_part('epoch', acquire.ttl) BETWEEN 0.1 AND 86400
         AND octet_length(acquire.holder) <= 512 AND acquire.meta IS NULL
+        AND acquire.attempt IS NOT NULL AND acquire.client IS NOT NULL
     THEN
         -- Hot path: the usual arguments need no call of check_request().
     ELSE
         ready := check_request(acquire.name, acquire.ttl, acquire.holder, acquire.meta);
-    END IF;
-    IF acquire.attempt IS NULL OR acquire.client IS NULL THEN
-        RAISE EXCEPTION 'acquire needs an attempt and a client to queue for lock %.', quote_literal(acquire.name)
-            USING ERRCODE = 'invalid_parameter_value';
+        IF acquire.attempt IS NULL OR acquire.client IS NULL THEN
+            RAISE EXCEPTION 'acquire needs an attempt and a client to queue for lock %.', quote_literal(acquire.name)
+                USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        IF acquire.holder IS NULL THEN
+            acquire.holder := describe_session();
+        END IF;
     END IF;
     IF alone THEN
         -- Hot path: commit_asynchronously() inlined. A lost ticket only costs a new one. A grant
@@ -74,31 +87,39 @@ BEGIN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
 
-    -- Lock the queue and, while it is empty, the lock's row too.
-    at_once := sees_latest_commits();
-    IF at_once THEN
+    -- Lock the queue and, while it is empty, the lock's row too. Subtract numbers: Postgres before
+    -- 17 cannot subtract from an infinite timestamp.
+    IF sees_latest_commits() THEN
         PERFORM 1 FROM lock_queues AS q WHERE q.name = acquire.name FOR NO KEY UPDATE SKIP LOCKED;
-        at_once := FOUND;
     END IF;
-    IF at_once THEN
-        SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting, l.kind INTO seen
+    IF FOUND THEN
+        SELECT l.token, l.attempt, l.presence, l.waiting, l.kind, l.expires_at, l.presence IS NOT NULL,
+               date_part('epoch', l.expires_at) - date_part('epoch', clock_timestamp())
+        INTO seen_token, seen_attempt, seen_presence, seen_waiting, seen_kind, expires_at, watched, left_over
         FROM distributed_locks AS l WHERE l.name = acquire.name;
-        IF FOUND AND NOT seen.waiting THEN
-            SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting, l.kind INTO seen
+        IF NOT seen_waiting THEN
+            SELECT l.token, l.attempt, l.presence, l.waiting, l.kind, l.expires_at, l.presence IS NOT NULL,
+                   date_part('epoch', l.expires_at) - date_part('epoch', clock_timestamp())
+            INTO seen_token, seen_attempt, seen_presence, seen_waiting, seen_kind, expires_at, watched, left_over
             FROM distributed_locks AS l WHERE l.name = acquire.name
             FOR NO KEY UPDATE SKIP LOCKED;
         END IF;
-        at_once := FOUND;
     END IF;
-    IF NOT at_once THEN
+    IF NOT FOUND THEN
+        patience := current_setting('lock_timeout');
         BEGIN
             ignored := set_config('lock_timeout', CASE WHEN acquire.wait THEN '20ms' ELSE '1ms' END, true);
             PERFORM lock_or_create_queue(acquire.name);
             LOOP
-                SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting, l.kind INTO seen
+                SELECT l.token, l.attempt, l.presence, l.waiting, l.kind, l.expires_at, l.presence IS NOT NULL,
+                       date_part('epoch', l.expires_at) - date_part('epoch', clock_timestamp())
+                INTO seen_token, seen_attempt, seen_presence, seen_waiting, seen_kind, expires_at, watched, left_over
                 FROM distributed_locks AS l WHERE l.name = acquire.name;
-                IF FOUND AND NOT seen.waiting THEN
-                    SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting, l.kind INTO seen
+                IF NOT seen_waiting THEN
+                    SELECT l.token, l.attempt, l.presence, l.waiting, l.kind, l.expires_at, l.presence IS NOT NULL,
+                           date_part('epoch', l.expires_at) - date_part('epoch', clock_timestamp())
+                    INTO seen_token, seen_attempt, seen_presence, seen_waiting, seen_kind, expires_at, watched,
+                         left_over
                     FROM distributed_locks AS l WHERE l.name = acquire.name
                     FOR NO KEY UPDATE;
                 END IF;
@@ -110,6 +131,7 @@ BEGIN
             ignored := set_config('lock_timeout', patience, true);
         EXCEPTION WHEN lock_not_available THEN
             granted := false;
+            expires_at := NULL;
             remaining := 0;
             first := false;
             watched := false;
@@ -117,96 +139,99 @@ BEGIN
         END;
     END IF;
 
-    IF seen.kind IS NOT NULL THEN
-        ready := refuse_kind(acquire.name, 'a plain lock');
-    END IF;
-    free := seen.expires_at <= clock_timestamp();
-    IF NOT free AND seen.presence IS NOT NULL AND seen.attempt IS DISTINCT FROM acquire.attempt
-        AND (acquire.had_ticket OR NOT seen.waiting)
+    IF left_over > 0 AND seen_waiting AND NOT acquire.had_ticket AND seen_attempt IS DISTINCT FROM acquire.attempt
+        AND seen_kind IS NULL
     THEN
-        grace := remaining_grace(seen.presence, true, true);
-        IF grace <= 0 THEN
-            free := free_dead_holder(acquire.name, seen.token, seen.presence);
+        -- Hot path: a new waiter behind others. Whether they and the holder are alive is not worth
+        -- a check here. The waiter's heartbeat finds out within a second.
+    ELSE
+        IF seen_kind IS NOT NULL THEN
+            ready := refuse_kind(acquire.name, 'a plain lock');
         END IF;
-    END IF;
-    first := true;
-    IF free AND seen.waiting THEN
-        SELECT t.attempt = acquire.attempt INTO first
-        FROM lock_tickets AS t WHERE t.name = acquire.name ORDER BY t.number LIMIT 1;
-        IF NOT first AND acquire.had_ticket THEN
-            -- A new waiter skips the liveness check of the waiters ahead. A returning waiter
-            -- performs it.
-            SELECT f.attempt = acquire.attempt INTO first FROM first_in_queue(acquire.name, true) AS f;
+        free := left_over <= 0;
+        IF NOT free AND seen_presence IS NOT NULL AND seen_attempt IS DISTINCT FROM acquire.attempt THEN
+            grace := remaining_grace(seen_presence, true, true);
+            IF grace <= 0 THEN
+                free := free_dead_holder(acquire.name, seen_token, seen_presence);
+                grace := NULL;
+            END IF;
         END IF;
-        first := coalesce(first, true);
-    END IF;
-    IF (free AND (first OR NOT acquire.fair)) OR (NOT free AND seen.attempt = acquire.attempt) THEN
-        reply := try_acquire(
-            acquire.name, acquire.ttl, acquire.holder, acquire.meta, acquire.attempt, acquire.durable,
-            presence => acquire.presence, fair => false
-        );
-        IF reply.granted THEN
-            DELETE FROM lock_tickets AS t WHERE t.attempt = acquire.attempt AND t.name = acquire.name;
-            granted := true;
-            token := reply.token;
-            expires_at := reply.expires_at;
-            remaining := reply.remaining;
-            RETURN;
+        first := true;
+        IF free AND seen_waiting THEN
+            SELECT t.attempt = acquire.attempt INTO first
+            FROM lock_tickets AS t WHERE t.name = acquire.name ORDER BY t.number LIMIT 1;
+            IF NOT first AND acquire.had_ticket THEN
+                -- A new waiter skips the liveness check of the waiters ahead. A returning waiter
+                -- performs it.
+                SELECT f.attempt = acquire.attempt INTO first FROM first_in_queue(acquire.name, true) AS f;
+            END IF;
+            first := coalesce(first, true);
         END IF;
-        IF alone THEN
-            ignored := set_config('synchronous_commit', 'off', true);
+        IF (free AND (first OR NOT acquire.fair)) OR (NOT free AND seen_attempt = acquire.attempt) THEN
+            reply := try_acquire(
+                acquire.name, acquire.ttl, acquire.holder, acquire.meta, acquire.attempt, acquire.durable,
+                presence => acquire.presence, fair => false
+            );
+            IF reply.granted THEN
+                DELETE FROM lock_tickets AS t WHERE t.attempt = acquire.attempt AND t.name = acquire.name;
+                granted := true;
+                token := reply.token;
+                expires_at := reply.expires_at;
+                remaining := reply.remaining;
+                watched := NULL;
+                RETURN;
+            END IF;
+            IF alone THEN
+                ignored := set_config('synchronous_commit', 'off', true);
+            END IF;
+        END IF;
+        -- A waiter that joins others is first only if the lock is free.
+        first := first AND (free OR NOT seen_waiting);
+        IF acquire.had_ticket THEN
+            -- Add a presence that was registered after the ticket was issued, so that its end is
+            -- noticed. The ticket follows the client that asks, see keep_ticket().
+            UPDATE lock_tickets AS t SET presence = coalesce(acquire.presence, t.presence), client = acquire.client
+            WHERE t.attempt = acquire.attempt AND t.name = acquire.name
+            RETURNING t.number INTO ticket;
+        END IF;
+        IF NOT seen_waiting THEN
+            UPDATE distributed_locks AS l SET waiting = true WHERE l.name = acquire.name;
+        END IF;
+        IF left_over <= 0 THEN
+            expires_at := NULL;
+            watched := false;
         END IF;
     END IF;
 
-    IF acquire.had_ticket THEN
-        -- Add a presence that was registered after the ticket was issued, so that its end is
-        -- noticed. The ticket follows the client that asks, see keep_ticket().
-        UPDATE lock_tickets AS t SET presence = coalesce(acquire.presence, t.presence), client = acquire.client
-        WHERE t.attempt = acquire.attempt AND t.name = acquire.name
-        RETURNING t.number INTO ticket;
-    END IF;
-    fresh := ticket IS NULL;
-    IF fresh THEN
+    IF ticket IS NULL THEN
         WITH joined AS (
             UPDATE lock_queues AS q SET last_ticket = q.last_ticket + 1 WHERE q.name = acquire.name
             RETURNING q.last_ticket
         )
         INSERT INTO lock_tickets AS t (name, number, attempt, client, presence, holder, since)
         SELECT acquire.name, j.last_ticket, acquire.attempt, acquire.client, acquire.presence,
-               coalesce(acquire.holder, describe_session()), clock_timestamp()
+               acquire.holder, clock_timestamp()
         FROM joined AS j
         -- The attempt's own ticket, after a lost reply. The number of the new one is skipped.
         ON CONFLICT ON CONSTRAINT lock_tickets_attempt_key DO NOTHING
+        RETURNING t.number, true, coalesce(first, false), false, greatest(least(left_over, grace), 0), EXISTS (
+            SELECT FROM lock_clients AS c
+            WHERE c.client = acquire.client AND c.seen_until > clock_timestamp() + interval '2 seconds'
+        ) INTO ticket, fresh, first, granted, remaining, heard;
+    END IF;
+    IF heard THEN
+        -- Hot path: a new ticket, of a client whose heartbeat counts for long enough.
+        RETURN;
+    END IF;
+    IF ticket IS NULL THEN
+        UPDATE lock_tickets AS t SET presence = coalesce(acquire.presence, t.presence), client = acquire.client
+        WHERE t.attempt = acquire.attempt AND t.name = acquire.name
         RETURNING t.number INTO ticket;
-        fresh := FOUND;
-        IF NOT fresh THEN
-            UPDATE lock_tickets AS t SET presence = coalesce(acquire.presence, t.presence), client = acquire.client
-            WHERE t.attempt = acquire.attempt AND t.name = acquire.name
-            RETURNING t.number INTO ticket;
-        END IF;
     END IF;
-    IF seen.waiting THEN
-        -- Whether a live waiter is ahead is not worth a check here. The waiter's heartbeat finds
-        -- out within a second.
-        first := free AND first;
-    ELSE
-        UPDATE distributed_locks AS l SET waiting = true WHERE l.name = acquire.name;
-    END IF;
-    IF NOT EXISTS (
-        SELECT FROM lock_clients AS c
-        WHERE c.client = acquire.client AND c.seen_until > clock_timestamp() + interval '2 seconds'
-    ) THEN
-        PERFORM touch_client(acquire.client);
-    END IF;
+    PERFORM touch_client(acquire.client);
+    fresh := fresh IS TRUE;
+    first := first IS TRUE;
     granted := false;
-    expires_at := CASE WHEN seen.expires_at > clock_timestamp() THEN seen.expires_at END;
-    -- Subtract numbers: Postgres before 17 cannot subtract from an infinite timestamp.
-    remaining := greatest(
-        date_part('epoch', seen.expires_at) - date_part('epoch', clock_timestamp()), 0
-    );
-    IF grace > 0 THEN
-        remaining := least(remaining, grace);
-    END IF;
-    watched := seen.presence IS NOT NULL AND seen.expires_at > clock_timestamp();
+    remaining := greatest(least(left_over, grace), 0);
 END
 $$;

@@ -251,8 +251,8 @@ def test_waiter_that_joins_during_a_release_sees_the_release(sessions: Sessions)
 
 
 def test_queue_test_catches_a_check_before_the_queue_is_locked(sessions: Sessions, owner: psycopg.Connection) -> None:
-    tried, waited_for = "        at_once := FOUND;\n    END IF;\n    IF at_once THEN", "PERFORM lock_or_create_queue("
-    wrong = mutants.altered("11_acquire.sql", tried, "        at_once := true;\n    END IF;\n    IF at_once THEN")
+    tried, waited_for = "    IF FOUND THEN\n        SELECT l.token", "PERFORM lock_or_create_queue("
+    wrong = mutants.altered("11_acquire.sql", tried, "    IF true THEN\n        SELECT l.token")
     assert waited_for in wrong
     mutants.replace(owner, wrong.replace(waited_for, "PERFORM length("))
     owner.execute("INSERT INTO lock_queues VALUES ('a', 0)")
