@@ -113,7 +113,8 @@ def turns(
 ) -> Turns:  # fmt: skip
     """Acquire one lock that all want, hold it, release it and pause, until the time is up.
 
-    With `alternate` a client asks again only when another has got the lock.
+    With `alternate` a client asks again only when another has got the lock. `pause` is the mean of the pauses: equal
+    pauses would keep in step with a client or a server that polls.
     """
     done, shared = Turns(), Ledger(ledger)
     time.sleep(max(start - _clock(), 0))
@@ -129,7 +130,7 @@ def turns(
         while alternate and shared.granted() == index and _clock() < ends:
             time.sleep(0.001)
         if pause:
-            time.sleep(pause)
+            time.sleep(random.uniform(0, 2 * pause))
     return done
 
 
@@ -139,7 +140,8 @@ async def async_turns(
 ) -> Turns:  # fmt: skip
     """Acquire one lock that all want, hold it, release it and pause, until the time is up.
 
-    With `alternate` a client asks again only when another has got the lock.
+    With `alternate` a client asks again only when another has got the lock. `pause` is the mean of the pauses: equal
+    pauses would keep in step with a client or a server that polls.
     """
     done, shared = Turns(), Ledger(ledger)
     await asyncio.sleep(max(start - _clock(), 0))
@@ -154,7 +156,7 @@ async def async_turns(
         await release()
         while alternate and shared.granted() == index and _clock() < ends:  # noqa: ASYNC110 - another process ends it
             await asyncio.sleep(0.001)
-        await asyncio.sleep(pause)
+        await asyncio.sleep(random.uniform(0, 2 * pause))
     return done
 
 

@@ -46,7 +46,9 @@ class PythonRedisLock:
         import redis
         import redis_lock
 
-        self._client, self._ttl, self._make = redis.Redis.from_url(where), int(ttl), redis_lock.Lock
+        # redis-py gives up a reply after 5 s by default, and so a wait.
+        self._client = redis.Redis.from_url(where, socket_timeout=None)
+        self._ttl, self._make = int(ttl), redis_lock.Lock
         self._renewed = renewed
 
     def acquire(self, name: str) -> Release:
