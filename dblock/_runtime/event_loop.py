@@ -21,6 +21,7 @@ from typing import Any
 from dblock._core import clock
 from dblock._core.effects import Call, Row
 from dblock._runtime.keepalive_runner import KeepAliveRunner
+from dblock._runtime.pool import IDLE_FOR
 from dblock._runtime.runner import AsyncRunner, Runner
 from dblock.errors import Unavailable
 
@@ -92,11 +93,14 @@ class LoopCalls:
         """Whether the pool has a connection open, and the loop runs."""
         return self._runner.may_lend and self._watch.runs()
 
-    def shrink(self) -> None:
-        """Let the loop close connections that have been idle for long."""
-        if self._runner.has_surplus:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._watch.loop.call_soon_threadsafe(self._runner.shrink)
+    def shrink(self) -> float:
+        """Let the loop close connections that have been idle for long. Return the seconds until the next one has."""
+        left = self._runner.surplus_in()
+        if left > 0:
+            return left
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._watch.loop.call_soon_threadsafe(self._runner.shrink)
+        return IDLE_FOR
 
     def call(self, call: Call, lent: bool) -> Row | None:
         """Make the call in the loop. `lent` opens no connection for it. Raise _Blocked once the loop does not run."""
@@ -156,6 +160,6 @@ class LoopListenerRunner:
                 return self._loop.call(effect, lent=False)
         return self._keepalive_runner.perform(effect)
 
-    def shrink(self) -> None:
-        """Close connections that have been idle for long, in the event loop."""
-        self._loop.shrink()
+    def shrink(self) -> float:
+        """Close connections that have been idle for long, in the event loop. Return the seconds until the next one."""
+        return self._loop.shrink()

@@ -51,7 +51,7 @@ class KeepAliveRunner(Runner):
         if self._home_of_client is None:
             super().warm()
 
-    def _call(self, call: Call) -> Row | None:
+    def _call(self, call: Call, trouble: CallRetry | None = None) -> Row | None:
         home = self._home_of_client
         if home is None:
             return self._call_without_home(call)

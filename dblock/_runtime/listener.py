@@ -48,8 +48,8 @@ class Performs(Protocol):
     def perform(self, effect: Any) -> Any:
         """Perform one effect of a lock's flow."""
 
-    def shrink(self) -> None:
-        """Close connections that have been idle for long."""
+    def shrink(self) -> float:
+        """Close connections that have been idle for long. Return the seconds until the next one has."""
 
 
 class _ListenerBase:
@@ -211,9 +211,8 @@ class Listener(_ListenerBase):
 
     def _perform(self, effect: Any) -> Any:
         if isinstance(effect, WaitForInput):
-            self._wait(effect.connection, effect.seconds)
-            self._runner.shrink()
-            self._keepalive_runner.shrink()
+            surplus_in = min(self._runner.shrink(), self._keepalive_runner.shrink())
+            self._wait(effect.connection, min(effect.seconds, surplus_in))
             return self._each_turn()
         if isinstance(effect, CallOver):
             connection: Any = effect.connection

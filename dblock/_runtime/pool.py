@@ -106,11 +106,12 @@ class _PoolBase(Generic[Turn]):
         """Return whether no connection is open or being opened."""
         return not self._idle and not self._slots
 
-    def has_surplus(self) -> bool:
-        """Return whether a connection has been idle for long. Any thread may ask."""
-        idle = self._idle
-        most = 0 if self.may_be_empty() else 1
-        return len(idle) > most and any(raw.used_at < time.monotonic() - IDLE_FOR for raw in idle[:])
+    def surplus_in(self) -> float:
+        """Return the seconds until a connection has been idle for long; never, if all must stay. Any thread may ask."""
+        idle = self._idle[:]
+        if not idle or (len(idle) == 1 and not self.may_be_empty()):
+            return math.inf
+        return max(min(raw.used_at for raw in idle) + IDLE_FOR - time.monotonic(), 0.0)
 
     def _take_now(self, borrows: bool) -> Handed | None:
         """Take an idle connection, or a slot to open one. None if there is neither, or if other calls wait already."""
@@ -158,7 +159,7 @@ class _PoolBase(Generic[Turn]):
         """Take out the connections that have been idle for long, except one if one must stay."""
         candidates = self._idle if self.may_be_empty() else self._idle[:-1]
         idle_since = time.monotonic() - IDLE_FOR
-        surplus = [raw for raw in candidates if raw.used_at < idle_since]
+        surplus = [raw for raw in candidates if raw.used_at <= idle_since]
         self._idle = [raw for raw in self._idle if raw not in surplus]
         return [self._vacate(raw) for raw in surplus]
 
@@ -295,13 +296,17 @@ class Pool(_PoolBase[_ThreadTurn]):
         with self._lock:
             return self._idle.pop() if self._idle and not self._queue and not self._closed else None
 
-    def shrink(self) -> None:
-        """Close the connections that have been idle for long, except one if one must stay."""
-        if self._idle and self.has_surplus():
+    def shrink(self) -> float:
+        """Close the connections that have been idle for long, except one if one must stay.
+
+        Return the seconds until the next one has.
+        """
+        if not self.surplus_in():
             with self._lock:
                 surplus = self._surplus()
             for raw in surplus:
                 raw.close()
+        return self.surplus_in()
 
     def drop_idle(self) -> None:
         """Close the idle connections, as when their server has gone."""

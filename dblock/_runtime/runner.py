@@ -159,9 +159,9 @@ class Runner(_Base):
     def close(self) -> None:
         self._pool.close()
 
-    def shrink(self) -> None:
-        """Close connections that have been idle for long."""
-        self._pool.shrink()
+    def shrink(self) -> float:
+        """Close connections that have been idle for long. Return the seconds until the next one has."""
+        return self._pool.shrink()
 
     def wait_until_idle(self, seconds: float) -> None:
         """After closing, wait until no call is under way, but no longer than so many seconds."""
@@ -185,10 +185,8 @@ class Runner(_Base):
             time.sleep(effect.seconds)
         return None
 
-    def _call(self, call: Call) -> Row | None:
-        home = self._home
-        if home is None or not self._pool.is_empty():
-            return self._call_over_pool(call)
+    def _call_when_quiet(self, call: Call, home: Home) -> Row | None:
+        """Make a call although no connection of the pool is open: over the home, if it may borrow that."""
         within, trouble = min(call.within, self.reply_within), CallRetry(self, call, sys.exc_info()[1])
         try:
             if home.may_lend(call):
@@ -198,7 +196,7 @@ class Runner(_Base):
         except psycopg.Error as error:
             trouble.raise_or_move(error)
         try:
-            return self._call_over_pool(trouble.call, trouble)
+            return self._call(trouble.call, trouble)
         except Unavailable as refused:
             if not self.must_borrow(refused, trouble):
                 raise
@@ -209,7 +207,9 @@ class Runner(_Base):
             except psycopg.Error as error:
                 trouble.raise_or_give_up(error, refused)
 
-    def _call_over_pool(self, call: Call, trouble: CallRetry | None = None) -> Row | None:
+    def _call(self, call: Call, trouble: CallRetry | None = None) -> Row | None:
+        if trouble is None and self._home is not None and self._pool.is_empty():
+            return self._call_when_quiet(call, self._home)
         outer = sys.exc_info()[1]
         while True:
             raw: RawConnection | None = None
@@ -310,10 +310,9 @@ class AsyncRunner(_Base):
         while (self._pool.in_use or self._borrows) and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(IDLE_POLL)
 
-    @property
-    def has_surplus(self) -> bool:
-        """Whether a connection has been idle for long. Any thread may ask."""
-        return self._pool.has_surplus()
+    def surplus_in(self) -> float:
+        """Return the seconds until a connection has been idle for long. Any thread may ask."""
+        return self._pool.surplus_in()
 
     def shrink(self) -> None:
         """Close connections that have been idle for long."""
@@ -344,10 +343,8 @@ class AsyncRunner(_Base):
         """Make a call for a thread. With `lent`, use a connection that is open already."""
         return await self._call(call, lent)
 
-    async def _call(self, call: Call, lent: bool = False) -> Row | None:
-        home = self._home
-        if home is None or lent or not self._pool.is_empty():
-            return await self._call_over_pool(call, lent)
+    async def _call_when_quiet(self, call: Call, home: Home) -> Row | None:
+        """Make a call although no connection of the pool is open: over the home, if it may borrow that."""
         within, trouble = min(call.within, self.reply_within), CallRetry(self, call, sys.exc_info()[1])
         try:
             if home.may_lend(call):
@@ -357,7 +354,7 @@ class AsyncRunner(_Base):
         except psycopg.Error as error:
             trouble.raise_or_move(error)
         try:
-            return await self._call_over_pool(trouble.call, lent, trouble)
+            return await self._call(trouble.call, trouble=trouble)
         except Unavailable as refused:
             if not self.must_borrow(refused, trouble):
                 raise
@@ -368,7 +365,9 @@ class AsyncRunner(_Base):
             except psycopg.Error as error:
                 trouble.raise_or_give_up(error, refused)
 
-    async def _call_over_pool(self, call: Call, lent: bool, trouble: CallRetry | None = None) -> Row | None:
+    async def _call(self, call: Call, lent: bool = False, trouble: CallRetry | None = None) -> Row | None:
+        if trouble is None and self._home is not None and not lent and self._pool.is_empty():
+            return await self._call_when_quiet(call, self._home)
         outer = sys.exc_info()[1]
         while True:
             raw: RawConnection | None = None

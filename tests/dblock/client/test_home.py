@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from dblock._core import listener_flow
 from dblock._core.effects import Call
 from dblock._core.listener_failures import Failure
 from dblock._runtime import home as home_module
+from dblock._runtime import keepalive_runner
 from dblock._runtime import pool as pool_module
 from dblock._runtime.home import Home
 from dblock._runtime.target import Target
@@ -50,6 +52,7 @@ def generous(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Home, "may_lend", lambda home, call: home.is_open)
     monkeypatch.setattr(home_module, "FREE_WITHIN", 20.0)
     monkeypatch.setattr(home_module, "LENT_FOR", 20.0)
+    monkeypatch.setattr(keepalive_runner, "LONGEST_WAIT", math.inf)
 
 
 @pytest.fixture
@@ -121,16 +124,25 @@ async def renewed(lease: Any, times: int = 1) -> None:
         await becomes(lambda before=before: lease._state.sent_at > before)  # type: ignore[misc]
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 @pytest.mark.usefixtures("quick", "generous")
 @pytest.mark.parametrize("grace", [0.15, None])
 async def test_idle_holder_has_one_connection_and_renews_over_it(
-    clients: Clients, owner: psycopg.Connection, grace: float | None
+    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, grace: float | None
 ) -> None:
     client = watched(clients, presence=grace)
-    lease = await client.lock("a", ttl=1.5).acquire()
+    lease = await client.lock("a", ttl=3).acquire()
     home = await only_home(client, owner)
+    opened, connect = [], Target.connect
+
+    def opening(target: Target) -> Any:
+        opened.append(target)
+        return connect(target)
+
+    monkeypatch.setattr(Target, "connect", opening)
     await renewed(lease, times=2)
-    await only_home(client, owner)
+    assert not opened
     assert await lease.release()
     assert connections(owner) == 1, "the release borrowed it"
     assert inner(client).listener.flow.connection is home
@@ -152,6 +164,8 @@ async def test_idle_waiter_has_one_connection_and_gets_the_lock_over_it(
     assert await kept.release()
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 @pytest.mark.usefixtures("quick")
 async def test_busy_client_opens_a_second_connection_and_closes_it_when_quiet(
     clients: Clients, owner: psycopg.Connection
@@ -230,6 +244,8 @@ def test_two_hundred_waiters_in_four_processes_share_eight_connections(dsn: str,
         assert most <= 8 or lateness() > pool_module.GROW_AFTER / 4
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 @pytest.mark.usefixtures("quick")
 async def test_holder_with_a_long_grace_keeps_a_second_session(clients: Clients, owner: psycopg.Connection) -> None:
     """Only the end of both shows that the server ends all sessions."""
@@ -241,6 +257,8 @@ async def test_holder_with_a_long_grace_keeps_a_second_session(clients: Clients,
     assert connections(owner) == 2
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 @pytest.mark.usefixtures("quick", "generous")
 async def test_client_with_its_own_listen_dsn_makes_no_call_over_it(
     clients: Clients, owner: psycopg.Connection
@@ -254,6 +272,8 @@ async def test_client_with_its_own_listen_dsn_makes_no_call_over_it(
     assert await lease.release()
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 @pytest.mark.usefixtures("quick")
 async def test_borrower_that_waits_in_the_server_moves_and_delays_no_renewal(
     clients: Clients, owner: psycopg.Connection, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
@@ -265,7 +285,8 @@ async def test_borrower_that_waits_in_the_server_moves_and_delays_no_renewal(
     keeper = sessions.open()
     keeper.do("SELECT pg_advisory_lock(7)")
     calling = asyncio.create_task(called(client, BLOCKED))
-    await becomes(lambda: connections(owner) == 2)
+    await becomes(lambda: connections(owner) == 2 and not inner(client).runner._home.in_use)
+    assert not calling.done()
     await renewed(lease, times=2)
     assert not calling.done()
     keeper.do("SELECT pg_advisory_unlock(7)")
@@ -274,6 +295,8 @@ async def test_borrower_that_waits_in_the_server_moves_and_delays_no_renewal(
     lease.raise_if_lost()
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 @pytest.mark.usefixtures("quick", "generous")
 async def test_client_with_one_connection_renews_and_releases_on_a_full_server(
     clients: Clients,
@@ -333,6 +356,8 @@ async def test_end_of_the_session_under_a_borrower_has_its_cause(
     assert await calling == ("1",), "it was retried over another connection"
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 @pytest.mark.usefixtures("quick", "generous")
 async def test_waiter_is_woken_although_the_connection_is_borrowed(
     clients: Clients, owner: psycopg.Connection, sessions: Sessions
