@@ -58,7 +58,8 @@ def answer(question: Question, options: argparse.Namespace, arena: Arena) -> lis
     """Run one question, print its tables, and write them and their pictures."""
     began = time.monotonic()
     disk = machine.fsync_time(arena.folder)
-    tables = list(question.measure(Run(arena, options.quick, options.rounds, not options.no_repeat, arena.folder)))
+    run = Run(arena, options.quick, options.rounds, not options.no_repeat, arena.folder)
+    tables = [table for table in question.measure(run) if table.cells]
     versions = arena.all_versions()
     about = {
         "machine": machine.describe() | {"fdatasync": f"{disk * 1e6:.0f} µs"},

@@ -48,7 +48,7 @@ def interleave(blocks: Mapping[str, Block], rounds: int, *, repeat: bool = True,
     """Run each block once per round. The first of a round is another one each time."""
     measured, names = Measured(), list(blocks)
     for number in range(rounds):
-        first = number % len(names)
+        first = number % max(len(names), 1)
         for name in names[first:] + names[:first]:
             progress(f"round {number + 1} of {rounds}: {name}")
             measured.blocks += 1

@@ -22,7 +22,7 @@ from bench.harness.contender import Contender
 LEAD = 0.03
 """Seconds between an order and the beginning of its block, in which every worker reads it."""
 
-PATIENCE = 300.0
+PATIENCE = 900.0
 
 KINDS = ("process", "thread", "task")
 

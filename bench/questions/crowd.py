@@ -15,7 +15,7 @@ import psycopg
 
 from bench.harness import usage
 from bench.harness.arena import LEASED, SESSION, SKETCH
-from bench.harness.contender import Contender
+from bench.harness.contender import PATIENCE, Contender
 from bench.harness.question import Question, Run
 from bench.harness.rounds import Block, Sample
 from bench.harness.table import Column, Goal, Table
@@ -85,7 +85,7 @@ def _wait_for_tickets(contender: Contender, teams: list[Team], name: str, waiter
     """Wait until all waiters of dblock are in the queue. The other contenders got time to settle."""
     if not contender.name.startswith("dblock"):
         return
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     with psycopg.connect(contender.where, autocommit=True) as owner:
         while time.monotonic() < deadline:
             row = owner.execute("SELECT count(*) FROM dblock.lock_tickets WHERE name = %s", [name]).fetchone()

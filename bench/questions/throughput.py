@@ -18,6 +18,8 @@ from bench.peers import pgbench
 SIZES = (1, 4, 8, 16, 64)
 OURS = ("dblock", "dblock, efficiency")
 
+DETAILS = {"p50": "p50 µs", "p99": "p99 µs", "client": "client CPU µs", "server": "server CPU µs"}
+
 TASKS = (
     "dblock, asyncio", "dblock, efficiency, asyncio", "redis-py, asyncio", "redis-py, fsync, asyncio",
     "pg_advisory_lock, asyncio",
@@ -25,10 +27,10 @@ TASKS = (
 
 
 def measure(run: Run) -> list[Table]:
-    return [_as(run, kind) for kind in ("process", "thread", "task")]
+    return [table for kind in ("process", "thread", "task") for table in _as(run, kind)]
 
 
-def _as(run: Run, kind: str) -> Table:
+def _as(run: Run, kind: str) -> list[Table]:
     sizes = run.pick(SIZES, (1, 2))
     seconds = run.pick(1.0, 0.05)
     options = {"pool_size": 16} if kind != "process" else {}
@@ -49,18 +51,28 @@ def _as(run: Run, kind: str) -> Table:
     goals = [Goal("dblock", "8", "redis-py, fsync", 1.0)] if kind == "process" and 8 in sizes else []
     plural = {"process": "processes", "thread": "threads of a process", "task": "tasks of a process"}[kind]
     table = Table(f"throughput_{kind}", f"pairs/s, clients as {plural}", reference, columns, picture="lines")
-    return table.fill(total, goals)
+    tables = [table.fill(total, goals)]
+    if kind == "process":
+        at = sizes[-1] if run.quick else 8
+        details = [Column(f"{at} {key}", heading, drawn=key != "p99") for key, heading in DETAILS.items()]
+        detailed = Table("throughput_details", f"a pair, {at} processes", reference, details)
+        tables.append(detailed.fill(total))
+    return tables
 
 
 def _rate(contender: Contender, size: int, kind: str, seconds: float) -> Sample:
     # The team lives for one block, because the machine has no room for 64 processes of every contender.
     with Team(contender, size, kind) as team:
-        return {str(size): pair_block(team, seconds)["rate"]}
+        return _named(pair_block(team, seconds), size)
+
+
+def _named(sample: Sample, size: int) -> Sample:
+    return {str(size): sample["rate"], **{f"{size} {key}": sample[key] for key in DETAILS}}
 
 
 def _floor(run: Run, size: int) -> Sample:
     transactions = max(run.pick(3000, 60) // size, 20)
-    return {str(size): pgbench.pair_block(run.arena.postgres, run.scratch, size, transactions)["rate"]}
+    return _named(pgbench.pair_block(run.arena.postgres, run.scratch, size, transactions), size)
 
 
 QUESTION = Question("throughput", "How many pairs per second do 1 to 64 clients make?", measure)
