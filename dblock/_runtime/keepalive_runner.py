@@ -3,7 +3,7 @@
 Guarantee: a renewal waits for no call of the user, and needs no new connection as long as the client has one. It goes
 over the first of these that is free:
 
-1. the client's home, which is the listener's connection;
+1. the client's home, which is the listener's connection, unless the call is large;
 2. a connection of its own, if one is open;
 3. an idle connection of the pool;
 4. a new connection.
@@ -32,6 +32,9 @@ from dblock._runtime.pool import Pool
 from dblock._runtime.runner import Runner
 from dblock.errors import Unavailable
 
+LARGE = 50_000
+"""Characters from which a call does not go over the home. It takes long, and would delay the waiters' heartbeat."""
+
 LONGEST_WAIT = 1.0
 """Seconds that a renewal waits for the home, at most. Then it goes over another connection."""
 
@@ -58,7 +61,8 @@ class KeepAliveRunner(Runner):
         within = min(call.within, self.reply_within)
         trouble = CallRetry(self, call, sys.exc_info()[1])
         try:
-            return home.renew(call, within, min(within / 4, LONGEST_WAIT))
+            if sum(len(arg or "") for arg in call.args) < LARGE:
+                return home.renew(call, within, min(within / 4, LONGEST_WAIT))
         except NotLent:
             pass
         except psycopg.Error as error:

@@ -244,6 +244,29 @@ def test_two_hundred_waiters_in_four_processes_share_eight_connections(dsn: str,
         assert most <= 8 or lateness() > pool_module.GROW_AFTER / 4
 
 
+@pytest.mark.usefixtures("generous")
+async def test_large_call_of_the_keep_alive_delays_no_heartbeat(
+    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The renewal of thousands of leases goes over a connection of its own."""
+    client = watched(clients)
+    await client.lock("a").acquire()
+    await becomes(lambda: inner(client).listener.flow.connection)
+    sent: list[Call] = []
+    renew = Home.renew
+
+    def renewing(home: Home, call: Call, *args: Any) -> Any:
+        sent.append(call)
+        return renew(home, call, *args)
+
+    monkeypatch.setattr(Home, "renew", renewing)
+    large = ONE._replace(args=("1" * keepalive_runner.LARGE,))
+    runner = inner(client).listener._keepalive_runner
+    assert await asyncio.to_thread(runner.perform, large) == large.args
+    assert await asyncio.to_thread(runner.perform, ONE) == ONE.args
+    assert sent == [ONE]
+
+
 @pytest.mark.second_stage
 @pytest.mark.beside_others
 @pytest.mark.usefixtures("quick")
