@@ -196,14 +196,8 @@ def get(peer: Peer, index: int, start: float, *, name: str = "held") -> float:
 
 
 def hold_many(peer: Peer, index: int, start: float, *, name: str, number: int) -> None:
-    """Acquire many locks and keep them until `let_go_of_many`."""
+    """Acquire many locks and keep them."""
     _held[index] = [peer.acquire(f"{name} {one}") for one in range(number)]
-
-
-def let_go_of_many(peer: Peer, index: int, start: float) -> None:
-    """Release the locks that this client holds."""
-    for release in _held.pop(index):
-        release()
 
 
 def cycles(peer: Peer, index: int, start: float, *, number: int, name: str) -> list[float]:

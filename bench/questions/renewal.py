@@ -57,7 +57,8 @@ def _hold(contender: Contender, leases: int, seconds: float) -> Sample:
         time.sleep(seconds)
         lasted = time.monotonic() - began
         client, server = (usage.cpu(*team.pids) - client) / lasted, (usage.cpu(contender.pid) - server) / lasted
-        team.run("let_go_of_many")
+        for process in team.processes:
+            process.kill()  # to release ten thousand locks would take long
     return {
         "client": client * 1e3,
         "server": server * 1e3,
