@@ -13,6 +13,7 @@ import argparse
 import importlib
 import json
 import pkgutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -86,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, question in known.items():
             print(f"{name:20} {question.asks}")
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops the servers too
     tables: list[Table] = []
     asked = [known[name] for name in options.questions or known]
     # Each question has servers of its own, so that none works beside servers that it does not need. A quick run

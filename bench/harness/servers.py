@@ -78,7 +78,8 @@ def missing(program: str, package: str) -> None:
     print(f"{program} is not installed: left out (Debian: apt-get install {package})", file=sys.stderr)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Let the kernel kill this process when the process that started it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
@@ -87,7 +88,7 @@ def _die_with_parent() -> None:
 def _process(command: list[str], folder: Path, log: str, **options: object) -> Iterator[subprocess.Popen[bytes]]:
     with open(folder / log, "ab") as output:
         process = subprocess.Popen(  # type: ignore[call-overload]
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, preexec_fn=_die_with_parent, **options
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, preexec_fn=die_with_parent, **options
         )
     try:
         yield process

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from bench.harness import loads
 from bench.harness.contender import Contender
+from bench.harness.servers import die_with_parent
 
 LEAD = 0.03
 """Seconds between an order and the beginning of its block, in which every worker reads it."""
@@ -132,6 +133,7 @@ def _result(pipe: Connection) -> Any:
 
 def _work(pipe: Connection, contender: Contender, kind: str, first: int, clients: int) -> None:
     """Be one worker: run each load that arrives, until None does."""
+    die_with_parent()  # also while it waits for a lock
     try:
         if kind == "task" or contender.is_async:
             asyncio.run(_serve_tasks(pipe, contender, first, clients))
