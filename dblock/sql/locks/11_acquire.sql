@@ -56,6 +56,8 @@ DECLARE
     seen_presence uuid;
     seen_waiting boolean;
     seen_kind text;
+    seen_expires_at timestamptz;
+    reserved boolean;
     -- Seconds that the lease in the row still has. Negative if the lock is free.
     left_over double precision;
     free boolean;
@@ -93,14 +95,19 @@ BEGIN
         PERFORM 1 FROM lock_queues AS q WHERE q.name = acquire.name FOR NO KEY UPDATE SKIP LOCKED;
     END IF;
     IF FOUND THEN
-        SELECT l.token, l.attempt, l.presence, l.waiting, l.kind, l.expires_at, l.presence IS NOT NULL,
-               date_part('epoch', l.expires_at) - date_part('epoch', clock_timestamp())
-        INTO seen_token, seen_attempt, seen_presence, seen_waiting, seen_kind, expires_at, watched, left_over
+        SELECT l.token, l.attempt, l.presence, l.waiting, l.kind, l.expires_at,
+               date_part('epoch', l.expires_at) - date_part('epoch', clock_timestamp()),
+               -- Whether the lock is reserved for a ticket of another attempt.
+               CASE WHEN l.waiting AND l.expires_at <= clock_timestamp() THEN (
+                   SELECT t.attempt <> acquire.attempt FROM lock_tickets AS t
+                   WHERE t.name = acquire.name ORDER BY t.number LIMIT 1
+               ) END
+        INTO seen_token, seen_attempt, seen_presence, seen_waiting, seen_kind, seen_expires_at, left_over, reserved
         FROM distributed_locks AS l WHERE l.name = acquire.name;
         IF NOT seen_waiting THEN
-            SELECT l.token, l.attempt, l.presence, l.waiting, l.kind, l.expires_at, l.presence IS NOT NULL,
+            SELECT l.token, l.attempt, l.presence, l.waiting, l.kind, l.expires_at,
                    date_part('epoch', l.expires_at) - date_part('epoch', clock_timestamp())
-            INTO seen_token, seen_attempt, seen_presence, seen_waiting, seen_kind, expires_at, watched, left_over
+            INTO seen_token, seen_attempt, seen_presence, seen_waiting, seen_kind, seen_expires_at, left_over
             FROM distributed_locks AS l WHERE l.name = acquire.name
             FOR NO KEY UPDATE SKIP LOCKED;
         END IF;
@@ -111,15 +118,14 @@ BEGIN
             ignored := set_config('lock_timeout', CASE WHEN acquire.wait THEN '20ms' ELSE '1ms' END, true);
             PERFORM lock_or_create_queue(acquire.name);
             LOOP
-                SELECT l.token, l.attempt, l.presence, l.waiting, l.kind, l.expires_at, l.presence IS NOT NULL,
+                SELECT l.token, l.attempt, l.presence, l.waiting, l.kind, l.expires_at,
                        date_part('epoch', l.expires_at) - date_part('epoch', clock_timestamp())
-                INTO seen_token, seen_attempt, seen_presence, seen_waiting, seen_kind, expires_at, watched, left_over
+                INTO seen_token, seen_attempt, seen_presence, seen_waiting, seen_kind, seen_expires_at, left_over
                 FROM distributed_locks AS l WHERE l.name = acquire.name;
                 IF NOT seen_waiting THEN
-                    SELECT l.token, l.attempt, l.presence, l.waiting, l.kind, l.expires_at, l.presence IS NOT NULL,
+                    SELECT l.token, l.attempt, l.presence, l.waiting, l.kind, l.expires_at,
                            date_part('epoch', l.expires_at) - date_part('epoch', clock_timestamp())
-                    INTO seen_token, seen_attempt, seen_presence, seen_waiting, seen_kind, expires_at, watched,
-                         left_over
+                    INTO seen_token, seen_attempt, seen_presence, seen_waiting, seen_kind, seen_expires_at, left_over
                     FROM distributed_locks AS l WHERE l.name = acquire.name
                     FOR NO KEY UPDATE;
                 END IF;
@@ -131,7 +137,6 @@ BEGIN
             ignored := set_config('lock_timeout', patience, true);
         EXCEPTION WHEN lock_not_available THEN
             granted := false;
-            expires_at := NULL;
             remaining := 0;
             first := false;
             watched := false;
@@ -139,8 +144,8 @@ BEGIN
         END;
     END IF;
 
-    IF left_over > 0 AND seen_waiting AND NOT acquire.had_ticket AND seen_attempt IS DISTINCT FROM acquire.attempt
-        AND seen_kind IS NULL
+    IF (left_over > 0 OR (reserved AND acquire.fair)) AND seen_waiting AND NOT acquire.had_ticket
+        AND seen_attempt IS DISTINCT FROM acquire.attempt AND seen_kind IS NULL
     THEN
         -- Hot path: a new waiter behind others. Whether they and the holder are alive is not worth
         -- a check here. The waiter's heartbeat finds out within a second.
@@ -178,7 +183,6 @@ BEGIN
                 token := reply.token;
                 expires_at := reply.expires_at;
                 remaining := reply.remaining;
-                watched := NULL;
                 RETURN;
             END IF;
             IF alone THEN
@@ -197,10 +201,6 @@ BEGIN
         IF NOT seen_waiting THEN
             UPDATE distributed_locks AS l SET waiting = true WHERE l.name = acquire.name;
         END IF;
-        IF left_over <= 0 THEN
-            expires_at := NULL;
-            watched := false;
-        END IF;
     END IF;
 
     IF ticket IS NULL THEN
@@ -214,10 +214,13 @@ BEGIN
         FROM joined AS j
         -- The attempt's own ticket, after a lost reply. The number of the new one is skipped.
         ON CONFLICT ON CONSTRAINT lock_tickets_attempt_key DO NOTHING
-        RETURNING t.number, true, coalesce(first, false), false, greatest(least(left_over, grace), 0), EXISTS (
-            SELECT FROM lock_clients AS c
-            WHERE c.client = acquire.client AND c.seen_until > clock_timestamp() + interval '2 seconds'
-        ) INTO ticket, fresh, first, granted, remaining, heard;
+        RETURNING t.number, true, coalesce(first, false), false, greatest(least(left_over, grace), 0),
+            CASE WHEN left_over > 0 THEN seen_expires_at END, left_over > 0 AND seen_presence IS NOT NULL,
+            EXISTS (
+                SELECT FROM lock_clients AS c
+                WHERE c.client = acquire.client AND c.seen_until > clock_timestamp() + interval '2 seconds'
+            )
+        INTO ticket, fresh, first, granted, remaining, expires_at, watched, heard;
     END IF;
     IF heard THEN
         -- Hot path: a new ticket, of a client whose heartbeat counts for long enough.
@@ -233,5 +236,7 @@ BEGIN
     first := first IS TRUE;
     granted := false;
     remaining := greatest(least(left_over, grace), 0);
+    expires_at := CASE WHEN left_over > 0 THEN seen_expires_at END;
+    watched := left_over > 0 AND seen_presence IS NOT NULL;
 END
 $$;
