@@ -219,7 +219,7 @@ class ListenerFlow:
     def look_every(self) -> float:
         """Return the seconds between two looks at the socket of the presence; infinite if no lease depends on it."""
         presence = self._flows.presence
-        return presence.grace * OWN_PART / 3 if presence is not None and self._keepalive.keeps_any() else math.inf
+        return math.inf if presence is None else presence.look_every(self._keepalive.keeps_any(), self._now())
 
     def look(self) -> None:
         """Look at the socket of the presence: only a recent look shows that the session cannot have ended long ago."""

@@ -16,6 +16,7 @@ Then the presence has ended, and the leases that were tied to it last for their 
 from __future__ import annotations
 
 import enum
+import math
 import threading
 from collections.abc import Callable
 
@@ -29,6 +30,9 @@ first."""
 OWN_PART = 2 / 3
 """The part of the grace within which this client recovers or gives its leases up. The rest is for the next holders."""
 
+
+LOOK_FOR = 1.0
+"""Seconds for which the listener goes on to look at the socket after the last lease has ended."""
 
 SECOND_SESSION_FROM = 0.5
 """Seconds of grace from which a client that holds leases keeps a second session, over which it renews them.
@@ -76,6 +80,16 @@ class Presence:
         self._trusted_until = sent_at + TRUSTED
         self.seen_open_at = sent_at
         """When its socket was last seen open."""
+        self._needed_at = -math.inf
+
+    def look_every(self, needed: bool, now: float) -> float:
+        """Return the seconds between two looks at its socket; infinite if no lease depends on it, and none did lately.
+
+        A holder that acquires again soon finds the listener looking, and need not wake it.
+        """
+        if needed:
+            self._needed_at = now
+        return self.grace * OWN_PART / 3 if now < self._needed_at + LOOK_FOR else math.inf
 
     def confirm(self, sent_at: float) -> None:
         """Extend the trust by a reply from the server to a request that was sent then."""

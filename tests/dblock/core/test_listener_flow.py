@@ -13,7 +13,7 @@ from dblock._core.effects import CallLater, CallOver, CallOverKeepAlive, Connect
 from dblock._core.lease_state import LeaseState, Reason
 from dblock._core.listener_failures import ConnectFailed, ConnectionFailed, Failure, ServerState
 from dblock._core.listener_flow import FIRST_PAUSE, LISTEN_FOR, PING_INTERVAL, ListenerFlow
-from dblock._core.presence import OWN_PART, Presence, SocketState
+from dblock._core.presence import LOOK_FOR, OWN_PART, Presence, SocketState
 from dblock._core.replies import Grant
 from dblock.errors import Unavailable
 
@@ -261,12 +261,15 @@ def test_crash_ends_no_earlier_presence_that_is_still_in_doubt() -> None:
     assert not presence.ended
 
 
-def test_listener_looks_at_the_socket_only_while_a_lease_depends_on_it() -> None:
+def test_listener_looks_at_the_socket_while_a_lease_depends_on_it_and_for_a_moment_after() -> None:
     listener = Listener()
     assert listener.flow.look_every() == math.inf
     listener.connect()
     assert listener.flow.look_every() < GRACE * OWN_PART
     listener.lease.let_go()
+    listener.now += LOOK_FOR - 0.01
+    assert listener.flow.look_every() < GRACE * OWN_PART, "another lease need not wake it"
+    listener.now += 0.01
     assert listener.flow.look_every() == math.inf
 
 
