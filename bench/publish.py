@@ -50,7 +50,10 @@ def blocks(answers: list[dict[str, Any]]) -> dict[str, str]:
 def _block(table: Table, asks: str) -> str:
     picture = f"![{asks}](../images/performance-{table.name}.svg)\n\n" if table.picture != "none" else ""
     notes = "".join(f"\n{_wrapped(note)}\n" for note in table.notes)
-    return f"\n{picture}{markdown(table)}\nIn brackets: the ratio to {table.reference} in the same run.\n{notes}\n"
+    ratios = (
+        f"\nIn brackets: the ratio to {table.reference} in the same run.\n" if table.reference in table.cells else ""
+    )
+    return f"\n{picture}{markdown(table)}{ratios}{notes}\n"
 
 
 def _wrapped(text: str) -> str:

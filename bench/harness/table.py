@@ -199,7 +199,8 @@ def plain(table: Table) -> str:
         first, *rest = (cell.ljust(width) if not place else cell.rjust(width) for place, (cell, width) in enumerate(
             zip(row, widths, strict=True)))  # fmt: skip
         out.append("  ".join([first, *rest]).rstrip())
-    out.append(f"× {table.reference} = 1, measured in the same run")
+    if table.reference in table.cells:
+        out.append(f"× {table.reference} = 1, measured in the same run")
     for goal, measured in table.goals:
         column = table.column(goal.column)
         verdict = "met" if table.met(goal, measured) else "NOT MET"
