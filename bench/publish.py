@@ -63,7 +63,7 @@ def _wrapped(text: str) -> str:
 
 
 def _goals(tables: list[Table]) -> str:
-    lines = ["", "| goal | limit | measured | |", "|---|---|---|---|"]
+    lines = ["", "| table | goal | limit | measured | |", "|---|---|---|---|---|"]
     for table in tables:
         for goal, measured in table.goals:
             column = table.column(goal.column)
@@ -71,7 +71,7 @@ def _goals(tables: list[Table]) -> str:
             limit = f"{sign} {goal.limit:g}" + (f" × {goal.reference}" if goal.reference else "")
             shown = f"{ratio(measured)} ×" if goal.reference else number(measured, column.digits)
             verdict = "met" if table.met(goal, measured) else "**not met**"
-            lines.append(f"| {goal.row}: {column.heading} | {limit} | {shown} | {verdict} |")
+            lines.append(f"| {table.title} | {goal.row}: {column.heading} | {limit} | {shown} | {verdict} |")
     return "\n".join([*lines, "", ""])
 
 

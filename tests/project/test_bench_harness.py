@@ -168,7 +168,7 @@ def test_published_page_has_the_table_between_its_marks() -> None:
     shown = publish.render(page, texts)
     assert "old" not in shown
     assert "| **dblock** | 10 (0.50 ×) | 10 (1.00 ×) |" in shown
-    assert "| dblock: time µs | ≤ 0.5 × peer | 0.50 × | met |" in shown
+    assert "| one client | dblock: time µs | ≤ 0.5 × peer | 0.50 × | met |" in shown
     assert publish.render(shown, texts) == shown
 
 
