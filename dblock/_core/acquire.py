@@ -190,8 +190,9 @@ class LockFlows(GrantFlows):
                         )
                     number = ticket.ticket
                     pause = POLL_FIRST
-                    fields = log_fields(options.name, holder=self.holder_name())
-                    logger.debug("lock %r: queued, ticket %d", options.name, number, extra=fields)
+                    if logger.isEnabledFor(logging.DEBUG):
+                        fields = log_fields(options.name, holder=self.holder_name())
+                        logger.debug("lock %r: queued, ticket %d", options.name, number, extra=fields)
                     waiter.ticket_issued(ticket.first, ticket.next_check, ticket.fresh)
                     if ticket.fresh and watch.holds_others():
                         with contextlib.suppress(DatabaseError):

@@ -104,9 +104,8 @@ BUGS = (
         edits=(
             Edit(
                 GRANT,
-                "        waiting := remaining = 0 AND seen.waiting AND honours_queue;\n",
-                "        waiting := remaining = 0 AND seen.waiting AND honours_queue;\n"
-                "        IF granted THEN remaining := seconds; END IF;\n",
+                "        waiting := remaining = 0 AND",
+                "        IF granted THEN remaining := seconds; END IF;\n        waiting := remaining = 0 AND",
             ),
         ),
     ),
