@@ -68,6 +68,7 @@ class CallRetry:
         """
         if not is_undone(error):
             self.raise_or_retry(error, None)
+            refused.unanswered = refused.unanswered or self.broken
         raise refused from None
 
     def raise_or_retry(self, error: psycopg.Error, raw: RawConnection | None) -> bool:

@@ -32,6 +32,9 @@ from dblock.errors import Unavailable
 LENT_FOR = 0.2
 """Seconds for which a call borrows the home, at most."""
 
+LAST_RESORT_FOR = 1.0
+"""The same for a call that has no other connection. Shorter than what the waiters' tickets last without a heartbeat."""
+
 GIVING_UP_WITHIN = 0.5
 """Seconds to cancel a borrowed call that got no reply, and as many again to see it end."""
 
@@ -107,7 +110,10 @@ class Home:
         return True
 
     def call(self, call: Call, within: float, wait: float | None = None) -> Row | None:
-        """Make a call of the user's thread. Raise NotLent if the connection is not free in time."""
+        """Make a call of the user's thread. Raise NotLent if the connection is not free in time.
+
+        A call that has no other connection passes `wait`: it waits for so many seconds, and borrows for longer.
+        """
         came = threading.Event()
         loan = self._begin(call, within, wait, came.set)
         try:
@@ -164,7 +170,8 @@ class _Loan:
     ) -> None:
         self._connection = connection
         self._call = call._replace(giving_up=min(call.giving_up, GIVING_UP_WITHIN))
-        self._within, self._wait = min(within, LENT_FOR), FREE_WITHIN if wait is None else wait
+        self._within = min(within, LENT_FOR if wait is None else max(LENT_FOR, LAST_RESORT_FOR))
+        self._wait = FREE_WITHIN if wait is None else wait
         self._ended = ended
         self._under_way = under_way
         self._row: Row | None = None

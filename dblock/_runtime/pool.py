@@ -102,6 +102,11 @@ class _PoolBase(Generic[Turn]):
         """Whether a connection is open or being opened; once the pool is closed, whether a call still has one."""
         return bool(self._slots)
 
+    @property
+    def has_idle(self) -> bool:
+        """Whether a connection is open that no call uses."""
+        return bool(self._idle)
+
     def is_empty(self) -> bool:
         """Return whether no connection is open or being opened."""
         return not self._idle and not self._slots

@@ -93,8 +93,10 @@ class _Base:
 
     def must_borrow(self, refused: Unavailable, trouble: CallRetry) -> bool:
         """Return whether a call has only the home left, because no connection could be opened for it."""
-        gone = trouble.broken or refused.unanswered or self.is_refusal(refused.__cause__)
-        return self._home is not None and self._home.is_open and not gone and self._pool.is_empty()
+        cause = refused.__cause__  # None if connections are open, and busy
+        gone = trouble.broken or refused.unanswered or cause is None or self.is_refusal(cause)
+        refused.unanswered = refused.unanswered or trouble.unsure  # it may have been executed over the home
+        return self._home is not None and self._home.is_open and not gone
 
     def stop_preparing(self, why: str) -> None:
         if self.prepares:
@@ -189,7 +191,7 @@ class Runner(_Base):
         """Make a call although no connection of the pool is open: over the home, if it may borrow that."""
         within, trouble = min(call.within, self.reply_within), CallRetry(self, call, sys.exc_info()[1])
         try:
-            if home.may_lend(call):
+            if self._pool.is_empty() and home.may_lend(call):
                 return home.call(call, within)
         except NotLent:
             pass
@@ -208,7 +210,7 @@ class Runner(_Base):
                 trouble.raise_or_give_up(error, refused)
 
     def _call(self, call: Call, trouble: CallRetry | None = None) -> Row | None:
-        if trouble is None and self._home is not None and self._pool.is_empty():
+        if trouble is None and self._home is not None and not self._pool.has_idle:
             return self._call_when_quiet(call, self._home)
         outer = sys.exc_info()[1]
         while True:
@@ -347,7 +349,7 @@ class AsyncRunner(_Base):
         """Make a call although no connection of the pool is open: over the home, if it may borrow that."""
         within, trouble = min(call.within, self.reply_within), CallRetry(self, call, sys.exc_info()[1])
         try:
-            if home.may_lend(call):
+            if self._pool.is_empty() and home.may_lend(call):
                 return await home.call_async(call, within)
         except NotLent:
             pass
@@ -366,7 +368,7 @@ class AsyncRunner(_Base):
                 trouble.raise_or_give_up(error, refused)
 
     async def _call(self, call: Call, lent: bool = False, trouble: CallRetry | None = None) -> Row | None:
-        if trouble is None and self._home is not None and not lent and self._pool.is_empty():
+        if trouble is None and self._home is not None and not lent and not self._pool.has_idle:
             return await self._call_when_quiet(call, self._home)
         outer = sys.exc_info()[1]
         while True:
