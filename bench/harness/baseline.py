@@ -28,7 +28,7 @@ def ratios(table: Table) -> dict[str, dict[str, float]]:
     """Return the ratios of a table that are checked."""
     found: dict[str, dict[str, float]] = {}
     for row, cells in table.cells.items():
-        if not row.startswith("dblock") or row == table.reference:
+        if not row.startswith("dblock") or row == table.reference or row in table.noisy:
             continue
         for column in table.columns:
             cell = cells.get(column.key)

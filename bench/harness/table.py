@@ -64,6 +64,8 @@ class Table:
     picture: str = "bars"
     """How it is drawn: `bars`, a panel for each column; `lines`, a line for each row over the columns; or `none`."""
     about: dict[str, Any] = field(default_factory=dict)
+    noisy: Sequence[str] = ()
+    """Rows whose figures are too small to be compared with a baseline."""
 
     def fill(self, measured: Measured, goals: Sequence[Goal] = ()) -> Table:
         """Compute the medians and the ratios."""
@@ -99,6 +101,7 @@ class Table:
             "notes": self.notes,
             "picture": self.picture,
             "about": self.about,
+            "noisy": list(self.noisy),
         }
 
     @staticmethod
@@ -106,7 +109,7 @@ class Table:
         """Return the table of such data."""
         table = Table(
             data["name"], data["title"], data["reference"], [Column(**column) for column in data["columns"]],
-            notes=data["notes"], picture=data["picture"], about=data["about"],
+            notes=data["notes"], picture=data["picture"], about=data["about"], noisy=data["noisy"],
         )  # fmt: skip
         for row, cells in data["rows"].items():
             table.cells[row] = {

@@ -40,9 +40,9 @@ def measure(run: Run) -> list[Table]:
     for one in run.arena.contenders("kazoo", ttl=TTL):
         for size in sizes[:4]:
             blocks[_row("kazoo", size)] = partial(_hold, one, size, seconds)
-    reference = "dblock, 100 leases" if not run.quick else "dblock, 10 leases"
-    table = Table("renewal", "leases of 3 s", reference, COLUMNS)
-    return [table.fill(run.interleave(blocks, 2))]
+    table = Table("renewal", "leases of 3 s", _row("dblock", run.pick(1_000, 10)), COLUMNS)
+    table.noisy = [_row("dblock", size) for size in sizes if size < 1_000]
+    return [table.fill(run.interleave(blocks, 3))]
 
 
 def _row(name: str, leases: int) -> str:

@@ -62,6 +62,9 @@ def test_baseline_refuses_only_what_is_worse_than_its_tolerance(tmp_path: Path) 
     assert not baseline.regressions(table([10.9], [10.0], rate=9.2), stored)
     assert not baseline.regressions(table([1.0], [10.0], rate=99.0), stored)
     assert len(baseline.regressions(table([11.2], [10.0], rate=8.9), stored)) == 2
+    noisy = table([11.2], [10.0], rate=8.9)
+    noisy.noisy = ["dblock"]
+    assert not baseline.regressions(noisy, stored)
 
 
 def test_table_survives_its_json() -> None:
