@@ -297,10 +297,7 @@ class ListenerFlow:
             self.waiters.notifications_work = False
 
     def _probe_notifications(self) -> Flow[None]:
-        """Send a notification to this client, without waiting for the disk.
-
-        A pooler might deliver one that comes over the listener's own connection, and no other.
-        """
+        """Send a notification to this client. A pooler may deliver one that comes over its own connection alone."""
         self._probe.sent(self._now())
         yield Call(statements.NOTIFY_SELF, (self.channel,), apart=True)
 
@@ -309,6 +306,10 @@ class ListenerFlow:
         sent_at = self._now()
         if sent_at < self.waiters.due_at() or not (yield from self.waiters.check(REPLY_WITHIN)):
             yield statements.ARE_YOU_THERE
+        self.replied(sent_at)
+
+    def replied(self, sent_at: float) -> None:
+        """Record a reply over the connection to a request that was sent then. Another thread may have sent it."""
         self._doubted, self._replied_at = False, sent_at
         if self._flows.presence is not None:
             self._flows.presence.confirm(sent_at)

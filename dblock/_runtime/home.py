@@ -84,10 +84,15 @@ class Home:
 
     def renew(self, call: Call, within: float, wait: float) -> Row | None:
         """Make a call of the keep-alive. Raise NotLent if the connection is not free within `wait` seconds."""
-        connection = self.connection
-        if connection is None:
+        connection, flow, clock = self.connection, self._flow, self._flows.clock
+        if connection is None or flow is None:
             raise NotLent
-        return connection.lend(call, within, wait)
+        asked_at = clock()
+        row = connection.lend(call, within, wait)
+        # At the latest it was sent when the wait for the connection was over. Before that is safe too.
+        if flow.connection is connection:
+            flow.replied(asked_at)
+        return row
 
     def interrupt(self) -> None:
         """Cancel the statement that is under way over the connection, because a renewal has no other connection."""

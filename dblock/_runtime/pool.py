@@ -23,7 +23,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from dblock._runtime.connection import RawConnection
 from dblock._runtime.forks import call_after_fork
@@ -46,6 +46,13 @@ class Slot:
 
 Handed = RawConnection | Slot
 """What a call gets from the pool: a connection, or a slot in which to open one."""
+
+
+class Returns(Protocol):
+    """Takes back a connection that was borrowed."""
+
+    def give(self, raw: RawConnection) -> None:
+        """Return the connection."""
 
 
 class _ThreadTurn:

@@ -35,7 +35,7 @@ from dblock._runtime.error_mapping import is_refusal_for_now, server_states, tra
 from dblock._runtime.home import Home
 from dblock._runtime.isolation import Remedy, remedy
 from dblock._runtime.listener_connection import NotLent
-from dblock._runtime.pool import AsyncPool, Pool
+from dblock._runtime.pool import AsyncPool, Pool, Returns
 from dblock._runtime.target import Target
 from dblock.errors import ClientClosed, DblockError, SchemaMissing, SchemaOutdated, Unavailable
 
@@ -238,8 +238,8 @@ class Runner(_Base):
                     self._pool.drop_idle()
                 call = trouble.call
 
-    def _take(self, within: float = math.inf, lent: bool = False) -> tuple[RawConnection, Pool]:
-        """Borrow a connection. Return it with the pool that it belongs to.
+    def _take(self, within: float = math.inf, lent: bool = False) -> tuple[RawConnection, Returns]:
+        """Borrow a connection. Return it with what takes it back.
 
         If a connection cannot be opened, raise at once, so that a wrong password is not tried twice.
         """

@@ -41,7 +41,8 @@ ONE = Call(b"SELECT $1::text", ("1",))
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the quiet time."""
+    """Shorten the quiet time. No reply counts as slow."""
+    monkeypatch.setattr(keepalive_runner, "SLOW", math.inf)
     monkeypatch.setattr(pool_module, "IDLE_FOR", 0.2)
     monkeypatch.setattr(listener_flow, "PING_INTERVAL", 0.1)
 
@@ -242,6 +243,39 @@ def test_two_hundred_waiters_in_four_processes_share_eight_connections(dsn: str,
         assert [crowd.stdout and crowd.stdout.read() for crowd in crowds] == ["served\n"] * 4
         # A machine that is late makes connections look stuck, and then a client opens another.
         assert most <= 8 or lateness() > pool_module.GROW_AFTER / 4
+
+
+@pytest.mark.second_stage
+@pytest.mark.beside_others
+@pytest.mark.usefixtures("quick")
+async def test_slow_replies_give_the_keep_alive_its_own_connection_in_time(
+    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = watched(clients)
+    lease = await client.lock("a", ttl=3).acquire()
+    await only_home(client, owner)
+    monkeypatch.setattr(keepalive_runner, "SLOW", 0.0)
+    await becomes(lambda: connections(owner) == 2)
+    await renewed(lease, times=2)
+    assert connections(owner) == 2
+    monkeypatch.setattr(keepalive_runner, "SLOW", math.inf)
+    inner(client).listener._keepalive_runner._slow_until = -math.inf
+    await only_home(client, owner)
+
+
+@pytest.mark.usefixtures("generous")
+async def test_renewal_replaces_a_request_for_a_reply(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So on a slow network no renewal waits until the server has replied to such a request."""
+    client = watched(clients)
+    await client.lock("a").acquire()
+    await becomes(lambda: inner(client).listener.flow.connection)
+    replied: list[float] = []
+    flow = inner(client).listener.flow
+    monkeypatch.setattr(flow, "replied", replied.append)
+    before = inner(client).flows.clock()
+    await asyncio.to_thread(inner(client).listener._keepalive_runner.perform, ONE)
+    assert replied
+    assert replied[-1] >= before
 
 
 @pytest.mark.usefixtures("generous")

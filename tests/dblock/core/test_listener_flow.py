@@ -299,6 +299,21 @@ def test_silent_connection_is_kept_until_its_presence_is_withdrawn() -> None:
     assert connection.closed
 
 
+def test_reply_to_another_thread_delays_the_next_request() -> None:
+    listener = Listener()
+    connection = listener.connect()
+    listener.now += PING_INTERVAL - 1
+    listener.flow.replied(listener.now)
+    assert listener.loop.send(None) == WaitForInput(connection, PING_INTERVAL)
+
+
+def test_connection_in_doubt_is_asked_for_a_reply_at_once() -> None:
+    listener = Listener()
+    listener.connect()
+    listener.flow.doubt_connection()
+    assert isinstance(listener.loop.send(None), CallOver)
+
+
 def test_refused_request_keeps_the_connection() -> None:
     listener = Listener()
     connection = listener.connect()
