@@ -26,7 +26,7 @@ from dblock._core.listener_flow import ListenerFlow
 from dblock._runtime.forks import call_after_fork
 from dblock._runtime.listener_connection import ListenerConnection, NotLent
 from dblock._runtime.pool import IDLE_FOR
-from dblock._runtime.threads import start_thread
+from dblock._runtime.threads import RevocableThread, started
 from dblock.errors import Unavailable
 
 LENT_FOR = 0.2
@@ -119,12 +119,15 @@ class Home:
 
         A call that has no other connection passes `wait`: it waits for so many seconds, and borrows for longer.
         """
-        came = threading.Event()
-        loan = self._begin(call, within, wait, came.set)
+        came = threading.Lock()  # not an Event, which an interrupt may break
+        came.acquire()
+        loan = self._loan(call, within, wait, came.release)
         try:
-            came.wait()
+            loan.start()
+            loan.wait_for(came)
         except BaseException:
-            came.wait()  # the caller cleans up after the call, not before it
+            loan.revoke()
+            loan.wait_for(came)  # the caller cleans up after the call, not before it
             raise
         return loan.result()
 
@@ -137,7 +140,8 @@ class Home:
             if not came.done():
                 came.set_result(None)
 
-        loan = self._begin(call, within, wait, lambda: loop.call_soon_threadsafe(end))
+        loan = self._loan(call, within, wait, lambda: loop.call_soon_threadsafe(end))
+        loan.start()
         cancelled: asyncio.CancelledError | None = None
         while not came.done():
             try:
@@ -148,17 +152,11 @@ class Home:
             raise cancelled
         return loan.result()
 
-    def _begin(self, call: Call, within: float, wait: float | None, ended: Callable[[], object]) -> _Loan:
+    def _loan(self, call: Call, within: float, wait: float | None, ended: Callable[[], object]) -> _Loan:
         connection = self.connection
         if connection is None:
             raise NotLent
-        loan = _Loan(connection, call, within, wait, ended, self._under_way)
-        try:
-            start_thread("dblock call", loan.run)
-        except Unavailable:
-            loan.forget()
-            raise NotLent from None
-        return loan
+        return _Loan(connection, call, within, wait, ended, self._under_way)
 
 
 class _Loan:
@@ -181,22 +179,41 @@ class _Loan:
         self._under_way = under_way
         self._row: Row | None = None
         self._error: BaseException | None = None
-        under_way.add(self)
+        self._is_over = False
+        self._thread = RevocableThread("dblock call", self._run)
 
-    def run(self) -> None:
-        """Make the call, in a thread."""
+    def start(self) -> None:
+        """Begin the call. Raise NotLent if the process may start no thread now."""
+        self._under_way.add(self)
+        try:
+            started(self._thread)
+        except Unavailable:
+            self._forget()
+            raise NotLent from None
+
+    def revoke(self) -> None:
+        """Do not begin the call, if it has not begun."""
+        if self._thread.revoke():
+            self._forget()
+
+    def wait_for(self, came: threading.Lock) -> None:
+        """Wait until the call is over. The lock is released at its end, and an interrupt may have taken it again."""
+        while not self._is_over:
+            came.acquire(timeout=LENT_FOR)
+
+    def _run(self) -> None:
         try:
             self._row = self._connection.lend(self._call, self._within, self._wait)
         except BaseException as error:
             self._error = error
         finally:
-            self.forget()
+            self._forget()
             with contextlib.suppress(RuntimeError):  # the event loop is closed
                 self._ended()
 
-    def forget(self) -> None:
-        """Mark that it is not under way any more."""
+    def _forget(self) -> None:
         self._under_way.discard(self)
+        self._is_over = True
 
     def result(self) -> Row | None:
         """Return its row, or raise its error."""

@@ -27,6 +27,7 @@ from dblock._runtime import keepalive_runner
 from dblock._runtime import pool as pool_module
 from dblock._runtime.home import Home
 from dblock._runtime.target import Target
+from dblock._runtime.threads import started
 from tests.support.facade import Clients
 from tests.support.machine import measured
 from tests.support.sessions import Sessions
@@ -482,6 +483,41 @@ def test_interrupted_borrower_returns_the_connection(
         assert not runner._home.in_use
         asyncio.run(becomes(lambda: home.raw.usable))
         keeper.do("SELECT pg_advisory_unlock(7)")
+        assert lease.release()
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("begun", [True, False])
+def test_interrupt_while_a_borrower_begins_leaves_no_grant(
+    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    with dblock.Client(make_conninfo(dsn, application_name=WATCHED)) as client:
+        lease = client.lock("a").acquire()
+        home = asyncio.run(only_home(client, owner))
+        lend, threads = home.lend, []
+
+        def lend_late(*args: Any) -> Any:
+            monkeypatch.setattr(home, "lend", lend)  # the call that gives up the attempt is not late
+            time.sleep(0.05)
+            return lend(*args)
+
+        def interrupt(thread: threading.Thread) -> None:
+            monkeypatch.setattr(home_module, "started", started)
+            threads.append(thread)
+            if begun:
+                thread.start()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(home, "lend", lend_late)
+        monkeypatch.setattr(home_module, "started", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            client.lock("b").try_acquire()
+        assert not inner(client).runner._home.in_use
+        for thread in threads:
+            if not begun:
+                thread.start()  # a start that was interrupted may still happen
+            thread.join()
+        assert owner.execute("SELECT count(*) FROM distributed_locks WHERE expires_at > now()").fetchone() == (1,)
         assert lease.release()
 
 
