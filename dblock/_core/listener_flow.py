@@ -221,10 +221,11 @@ class ListenerFlow:
         presence = self._flows.presence
         return math.inf if presence is None else presence.look_every(self._keepalive.keeps_any(), self._now())
 
-    def look(self) -> None:
-        """Look at the socket of the presence: only a recent look shows that the session cannot have ended long ago."""
+    def look(self) -> float:
+        """Look at the presence's socket, to know when it was open. Return the seconds until the next look."""
         if (presence := self._flows.presence) is not None:
             presence.stands(self._now())
+        return self.look_every()
 
     @property
     def _needed(self) -> bool:
@@ -368,8 +369,7 @@ class ListenerFlow:
             self._replied_at = self._now()
             self._listen_at = self._replied_at + HEARTBEAT_INTERVAL
             return
-        self.connection = None
-        self._retry_at = -math.inf
+        self.connection, self._retry_at = None, -math.inf
         self.waiters.notifications_work = False
         presence, self._flows.presence = self._flows.presence, None
         if presence is not None:

@@ -82,23 +82,21 @@ class Home:
         """Whether a call of the user is under way over it."""
         return bool(self._under_way)
 
-    def renew(self, call: Call, within: float, wait: float) -> Row | None:
-        """Make a call of the keep-alive. Raise NotLent if the connection is not free within `wait` seconds."""
+    def renew(self, call: Call, within: float, wait: float, interrupts: bool = False) -> Row | None:
+        """Make a call of the keep-alive. Raise NotLent if the connection is not free within `wait` seconds.
+
+        Calls that begin in that time stand aside. If the call has no other connection, it `interrupts` the one that is
+        under way.
+        """
         connection, flow, clock = self.connection, self._flow, self._flows.clock
         if connection is None or flow is None:
             raise NotLent
         asked_at = clock()
-        row = connection.lend(call, within, wait)
+        row = connection.renew(call, within, wait, interrupts)
         # At the latest it was sent when the wait for the connection was over. Before that is safe too.
         if flow.connection is connection:
             flow.replied(asked_at)
         return row
-
-    def interrupt(self) -> None:
-        """Cancel the statement that is under way over the connection, because a renewal has no other connection."""
-        connection = self.connection
-        if connection is not None:
-            connection.interrupt(GIVING_UP_WITHIN)
 
     def may_lend(self, call: Call) -> bool:
         """Return whether a call may borrow the connection now."""

@@ -99,9 +99,8 @@ class KeepAliveRunner(Runner):
         except Unavailable as error:
             if error.unanswered or self.is_refusal(error.__cause__) or not home.is_open:
                 raise
-            home.interrupt()
             try:
-                return home.renew(trouble.call, within, within)
+                return home.renew(trouble.call, within, within, interrupts=True)
             except NotLent:
                 raise error from None
             except psycopg.Error as problem:

@@ -84,10 +84,15 @@ class _ListenerBase:
             connection = self._target.connect()
             with importing:  # no fork in here
                 if forks_so_far() == forks_before:
-                    flow, needs_transactions = self.flow, self._target.needs_transactions
-                    opened = ListenerConnection(connection, flow.notified, needs_transactions, flow.doubt_connection)
-                    self._newest = opened
-                    return opened
+                    flow = self.flow
+                    self._newest = ListenerConnection(
+                        connection,
+                        flow.notified,
+                        self._target.needs_transactions,
+                        doubted=flow.doubt_connection,
+                        look=flow.look,
+                    )
+                    return self._newest
             connection.close()
 
     def _reset(self) -> None:

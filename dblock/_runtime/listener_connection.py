@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +21,7 @@ from dblock._core.effects import Call, Row
 from dblock._core.listener_failures import ConnectionFailed, Failure, ServerState
 from dblock._runtime.connection import (
     ENDS_SESSION,
+    LATE,
     POLL_INTERVAL,
     RawConnection,
     execute_until_fatal,
@@ -37,6 +40,15 @@ ENDS_ALL_SESSIONS = ("57P01", "57P02")
 READS_WITHIN = 1.0
 """Seconds that a close waits for a read in another thread."""
 
+STAND_ASIDE = 0.002
+"""Seconds between two looks of a call that stands aside for a renewal."""
+
+INTERRUPT_EVERY = 0.1
+"""Seconds after which a renewal that has only this connection cancels again what is under way over it."""
+
+INTERRUPTED_WITHIN = 0.5
+"""Seconds to cancel what is under way for a renewal."""
+
 HANG_UP = getattr(select, "POLLRDHUP", 0)
 """The event by which poll() reports that the other end has closed, though there is something to read; 0 for none."""
 
@@ -54,14 +66,23 @@ class ListenerConnection:
         notified: Callable[[str], None],
         needs_transactions: bool = False,
         doubted: Callable[[], object] = lambda: None,
+        look: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        """`doubted` is called by another thread than the listener's whose call over the connection has failed."""
+        """`doubted` is called by another thread than the listener's whose call over the connection has failed.
+
+        `look` is called while the listener waits for such a call. It returns the seconds until it is due again.
+        """
         self.connection = connection
         self._doubted = doubted
+        self._look = look
         self.raw = RawConnection(connection, prepares=False, execute=execute_until_fatal)
         self.raw.needs_transactions = needs_transactions
         self.lock = threading.Lock()
         """Held during every exchange and read, because other threads and an event loop use it too."""
+        self._renewals: list[None] = []
+        """One entry for each renewal that waits for the lock. All other calls stand aside for it."""
+        self._interrupted = False
+        """Whether the call that is under way was cancelled by a renewal that needs the connection."""
         self.reader: LoopReader | None = None
         """Reads the connection in an event loop, while the listener's thread waits for its end."""
         self._ended: psycopg.Error | None = None
@@ -97,13 +118,15 @@ class ListenerConnection:
 
     def exchange(self, call: Call, within: float) -> Row | None:
         """Make a call over it. Notifications that come before the reply are passed on."""
+        while not self._locked(self._look()):
+            pass
         try:
-            with self.lock:
-                if self.raw.busy:
-                    self._finish(within)
-                row: Row | None = self.connection.wait(self.raw.exchange(call, within))
-                self._pass_on_notifications()
+            if self.raw.busy:
+                self._finish(within)
+            row: Row | None = self.connection.wait(self.raw.exchange(call, within))
+            self._pass_on_notifications()
         finally:
+            self.lock.release()
             if self.reader is not None:
                 self.reader.resume()
         return row
@@ -113,17 +136,52 @@ class ListenerConnection:
 
         A call without a reply is cancelled. The listener finds out what has become of the connection after a failure.
         """
-        if not self.lock.acquire(timeout=wait):
+        if not self._locked(wait):
             raise NotLent
+        return self._lend(call, within)
+
+    def renew(self, call: Call, within: float, wait: float, interrupts: bool) -> Row | None:
+        """Make a call of the keep-alive before any other that waits for the connection; see lend.
+
+        With `interrupts`, cancel what is under way over it.
+        """
+        until, pause = time.monotonic() + wait, 0.0 if interrupts else math.inf
+        self._renewals.append(None)
+        try:
+            while not self.lock.acquire(timeout=_timeout(min(until - time.monotonic(), pause))):
+                if time.monotonic() >= until:
+                    raise NotLent
+                self._interrupt(INTERRUPTED_WITHIN)
+                pause = INTERRUPT_EVERY
+        finally:
+            self._renewals.pop()
+        return self._lend(call, within)
+
+    def _locked(self, wait: float) -> bool:
+        """Take the lock for a call, but not before a renewal. Return whether that was possible in so many seconds."""
+        until = time.monotonic() + wait
+        while self.lock.acquire(timeout=_timeout(until - time.monotonic())):
+            if not self._renewals:
+                return True
+            self.lock.release()
+            time.sleep(STAND_ASIDE)
+        return False
+
+    def _lend(self, call: Call, within: float) -> Row | None:
+        """Make a call for another thread, which has taken the lock. Release the lock."""
         try:
             if self._ended is not None or not self.raw.usable:
                 raise NotLent
+            self._interrupted = False
             try:
                 row: Row | None = self.connection.wait(self.raw.exchange(call, within), poll_interval(within))
                 self._pass_on_notifications()
+                if self._interrupted:
+                    # A call that is cancelled while it waits for a standby ends as if it were done, but is not safe.
+                    raise Overdue(LATE)
                 return row
             except psycopg.Error as error:
-                if is_overdue(error):
+                if is_overdue(error) and self.raw.busy:
                     self._cancel(error, call.giving_up)
                 elif not self.raw.usable and self._ended is None:
                     self._ended = error
@@ -135,15 +193,16 @@ class ListenerConnection:
             if self.reader is not None:
                 self.reader.resume()
 
-    def interrupt(self, within: float) -> None:
+    def _interrupt(self, within: float) -> None:
         """Cancel the statement that is under way over it, from any thread."""
         if self.raw.busy and capabilities.has_cancel_safe():
+            self._interrupted = True
             with contextlib.suppress(psycopg.Error):
                 self.connection.cancel_safe(timeout=within)
 
     def _cancel(self, error: psycopg.Error, within: float) -> None:
         """Cancel a statement that got no reply, and see it end. Mark the error if the statement had no effect."""
-        self.interrupt(max(within, POLL_INTERVAL))
+        self._interrupt(max(within, POLL_INTERVAL))
         with contextlib.suppress(psycopg.Error):
             ended = self._finish(within)
             if isinstance(error, Overdue):
@@ -320,6 +379,11 @@ def states_of(server: dict[str, str], target: Target) -> dict[str, ServerState]:
     except (psycopg.Error, DblockError) as error:
         return server_states(error)
     return {}
+
+
+def _timeout(seconds: float) -> float:
+    """Return the seconds as a lock takes them."""
+    return min(max(seconds, 0.0), threading.TIMEOUT_MAX)
 
 
 def _plain(address: str) -> str:

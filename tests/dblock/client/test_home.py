@@ -25,6 +25,7 @@ from dblock._core.listener_failures import Failure
 from dblock._runtime import home as home_module
 from dblock._runtime import keepalive_runner
 from dblock._runtime import pool as pool_module
+from dblock._runtime.error_mapping import Overdue
 from dblock._runtime.home import Home
 from dblock._runtime.target import Target
 from dblock._runtime.threads import started
@@ -386,6 +387,55 @@ async def test_client_with_one_connection_renews_and_releases_on_a_full_server(
     monkeypatch.setattr(Home, "may_lend", lambda home, call: False)
     assert await lease.release(), "it has no other connection"
     assert connections(owner) == 1
+
+
+@pytest.mark.usefixtures("quick")
+async def test_renewal_goes_before_a_borrower_that_waits_for_longer(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    client = watched(clients)
+    await client.lock("a").acquire()
+    home = await only_home(client, owner)
+    order: list[str] = []
+
+    def borrow() -> None:
+        home.lend(ONE, 20.0, 20.0)
+        order.append("borrower")
+
+    def renew() -> None:
+        home.renew(ONE, 20.0, 20.0, interrupts=False)
+        order.append("renewal")
+
+    with home.lock:
+        threads = [threading.Thread(target=borrow) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        await asyncio.sleep(0.1)  # until they wait
+        threads.append(threading.Thread(target=renew))
+        threads[-1].start()
+        await becomes(lambda: home._renewals)
+    for thread in threads:
+        await asyncio.to_thread(thread.join)
+    assert order == ["renewal", "borrower", "borrower", "borrower"]
+
+
+@pytest.mark.usefixtures("quick")
+async def test_interrupted_borrower_does_not_believe_a_reply(
+    clients: Clients, owner: psycopg.Connection, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A statement that is cancelled while it waits for a standby ends as if it were done, but is not safe."""
+    client = watched(clients)
+    await client.lock("a").acquire()
+    home = await only_home(client, owner)
+    keeper = sessions.open()
+    keeper.do("SELECT pg_advisory_lock(7)")
+    borrowing = asyncio.create_task(asyncio.to_thread(home.lend, BLOCKED, 20.0, 20.0))
+    await asyncio.to_thread(sessions.wait_until_a_session_waits)
+    monkeypatch.setattr(home.connection, "cancel_safe", lambda timeout: keeper.do("SELECT pg_advisory_unlock(7)"))
+    assert await asyncio.to_thread(home.renew, ONE, 20.0, 20.0, interrupts=True) == ("1",)
+    with pytest.raises(Overdue) as caught:
+        await borrowing
+    assert not caught.value.undone
 
 
 @pytest.mark.usefixtures("quick", "generous")
