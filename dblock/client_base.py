@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -114,7 +115,9 @@ def observe(flows: LockFlows, observers: Sequence[Observer]) -> None:
 
 def _default_holder() -> Callable[[], str]:
     host = socket.gethostname()
-    return lambda: f"{host} pid {os.getpid()}"
+    # For this process, and after a fork for its children.
+    named = functools.lru_cache(maxsize=4)(lambda process: f"{host} pid {process}")
+    return lambda: named(os.getpid())
 
 
 def _listen_target(listen_dsn: str) -> Target:

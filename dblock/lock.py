@@ -172,7 +172,7 @@ class Lock(_LockBase[ThreadL]):
 
     def __init__(self, runtime: ThreadRuntime, options: LockOptions, kind: type[ThreadL]) -> None:
         super().__init__(runtime, options, kind)
-        if any(inspect.iscoroutinefunction(claimer.claim) for claimer in options.claimers):
+        if options.claimers and any(inspect.iscoroutinefunction(claimer.claim) for claimer in options.claimers):
             raise InvalidArgument(
                 f"A claim of lock {self.name!r} is asynchronous, for an AsyncClient. Pass the claims of a FencedStore."
             )
@@ -262,7 +262,7 @@ class AsyncLock(_LockBase[TaskL]):
 
     def __init__(self, runtime: TaskRuntime, options: LockOptions, kind: type[TaskL]) -> None:
         super().__init__(runtime, options, kind)
-        if not all(inspect.iscoroutinefunction(claimer.claim) for claimer in options.claimers):
+        if options.claimers and not all(inspect.iscoroutinefunction(claimer.claim) for claimer in options.claimers):
             raise InvalidArgument(
                 f"A claim of lock {self.name!r} would block the event loop. Pass the claims of an AsyncFencedStore."
             )

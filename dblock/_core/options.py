@@ -6,6 +6,7 @@ option is refused at once, by its name, and leaves nothing behind.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -78,25 +79,28 @@ def lock_options(
     """Check all options against their limits, or raise InvalidArgument that names the bad one."""
     name = check_name(name)
     seconds = check_ttl(name, ttl)
-    switches = {"durable": durable, "keep_alive": keep_alive, "fair": fair, "reentrant": reentrant}
-    for option, value in switches.items():
-        if not isinstance(value, bool):
-            raise InvalidArgument(f"The option {option} of lock {_shown(name)} is True or False; got {value!r}.")
+    if not (type(durable) is type(keep_alive) is type(fair) is type(reentrant) is bool):
+        switches = {"durable": durable, "keep_alive": keep_alive, "fair": fair, "reentrant": reentrant}
+        option, value = next((option, value) for option, value in switches.items() if not isinstance(value, bool))
+        raise InvalidArgument(f"The option {option} of lock {_shown(name)} is True or False; got {value!r}.")
     encoded = encode_meta(name, meta)
-    here, elsewhere = check_claims(name, claims)
-    return LockOptions(
-        name,
-        seconds,
-        check_timeout(name, timeout),
-        encoded,
-        interval(seconds),
-        durable,
-        keep_alive,
-        fair,
-        here,
-        elsewhere,
-        reentrant,
+    here, elsewhere = check_claims(name, claims) if claims != () else ((), ())
+    options = object.__new__(LockOptions)
+    # The __init__ of a frozen dataclass sets the fields one by one, which takes three times as long.
+    vars(options).update(
+        name=name,
+        ttl=seconds,
+        timeout=check_timeout(name, timeout),
+        meta=encoded,
+        interval=interval(seconds),
+        durable=durable,
+        keep_alive=keep_alive,
+        fair=fair,
+        claims=here,
+        claimers=elsewhere,
+        reentrant=reentrant,
     )
+    return options
 
 
 def check_claims(name: str, claims: Sequence[str | Claimer]) -> tuple[tuple[str, ...], tuple[Claimer, ...]]:
@@ -114,8 +118,9 @@ def check_claims(name: str, claims: Sequence[str | Claimer]) -> tuple[tuple[str,
     return here, tuple(one for one in claims if not isinstance(one, str))
 
 
+@functools.lru_cache(maxsize=64)
 def interval(seconds: float) -> str:
-    """Return a duration as Postgres reads it."""
+    """Return a duration as Postgres reads it. Most locks of a program have the same few ttls."""
     return f"{seconds:.6f} s"
 
 
@@ -136,6 +141,8 @@ def check_name(name: str, what: str = "A lock's name", most: int = NAME_BYTES) -
 
 def check_ttl(name: str, ttl: Seconds) -> float:
     """Return the ttl in seconds if it is within its limits."""
+    if type(ttl) is float and TTL_MIN <= ttl <= TTL_MAX:  # the usual case, without the cost of a message
+        return ttl
     seconds = check_seconds(f"ttl of lock {_shown(name)}", ttl)
     if not TTL_MIN <= seconds <= TTL_MAX:
         raise InvalidArgument(

@@ -2,7 +2,8 @@
 
 Arguments and rows go over it as text, by statements that are prepared once. That leaves out psycopg's cursors and type
 adaptation, which cost a third of the whole call (docs/performance/locks.md). psycopg still connects and waits, so
-Ctrl-C and cancellation work as psycopg makes them work.
+Ctrl-C and cancellation work as psycopg makes them work. Only a thread that sends a prepared statement waits by itself,
+because that takes half of the processor's time. If it is interrupted, its runner cancels the statement.
 
 A pooler may run each statement on another backend, where it is not prepared. Behind a pooler nothing is prepared.
 """
@@ -11,12 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+import select
 import time
 from collections.abc import Callable, Generator
 from typing import Any
 
 import psycopg
-from psycopg import errors, generators, pq
+from psycopg import errors, generators, pq, waiting
 
 from dblock._core.effects import Call, Row
 from dblock._core.statements import BEGIN_READ_COMMITTED
@@ -39,6 +41,15 @@ _FAILED = pq.ExecStatus.FATAL_ERROR
 _IDLE = pq.TransactionStatus.IDLE
 
 
+def _own_poll(socket: int) -> Any:
+    """Return a poll() of the socket, or None where only psycopg knows how to wait: gevent has patched this process."""
+    if waiting.wait is not getattr(waiting, "wait_c", None):
+        return None
+    poll = select.poll()
+    poll.register(socket, select.POLLIN)
+    return poll
+
+
 class RawConnection:
     """A connection, and the statements that are prepared on it."""
 
@@ -52,6 +63,7 @@ class RawConnection:
         """Its slot in the pool."""
         self._execute = execute
         self._pgconn: pq.abc.PGconn = connection.pgconn
+        self._poll = _own_poll(connection.pgconn.socket) if execute is generators.execute else None
         self._prepared: dict[bytes, bytes] = {}
         self._preparing: tuple[bytes, bytes] | None = None
         """The statement that is being prepared, and its name."""
@@ -78,6 +90,32 @@ class RawConnection:
     def close(self) -> None:
         """Close the connection, as psycopg's own close does, but without an await."""
         self._pgconn.finish()
+
+    def call(self, call: Call, within: float) -> Row | None:
+        """Send the call and return its row, in a thread. See exchange."""
+        name = self._prepared.get(call.sql) if self.prepares else None
+        poll = self._poll
+        if name is None or poll is None:
+            row: Row | None = self.connection.wait(self.exchange(call, within), poll_interval(within))
+            return row
+        pgconn = self._pgconn
+        deadline = time.monotonic() + within
+        self._preparing = None
+        pgconn.send_query_prepared(name, [None if arg is None else arg.encode() for arg in call.args])
+        if pgconn.flush():  # the socket takes no more at this moment
+            results = self.connection.wait(_bounded(self._execute(pgconn), deadline), poll_interval(within))
+        else:
+            results = []
+            while True:
+                while pgconn.is_busy():
+                    if not poll.poll(poll_interval(within) * 1000) and time.monotonic() >= deadline:
+                        raise Overdue(LATE)
+                    pgconn.consume_input()
+                result = pgconn.get_result()
+                if result is None:
+                    break
+                results.append(result)
+        return _row(_checked(results))
 
     def exchange(self, call: Call, within: float) -> Generator[Any, Any, Row | None]:
         """Send the call and return its row; a generator for the connection's `wait`."""
@@ -110,13 +148,7 @@ class RawConnection:
                 state = steps.send(ready)
         except StopIteration as done:
             result = _checked(done.value)
-        # _row(), without the cost of a call.
-        if result.ntuples == 0:
-            return None
-        get_value = result.get_value
-        return tuple(
-            [None if (value := get_value(0, column)) is None else value.decode() for column in range(result.nfields)]
-        )
+        return _row(result)
 
     def _exchange_in_transaction(
         self, sql: bytes, args: list[bytes | None], deadline: float
@@ -186,8 +218,10 @@ def _bounded(steps: Generator[Any, Any, Results], deadline: float) -> Generator[
 def _row(result: pq.abc.PGresult) -> Row | None:
     if result.ntuples == 0:
         return None
-    values = [result.get_value(0, column) for column in range(result.nfields)]
-    return tuple([None if value is None else value.decode() for value in values])
+    get_value = result.get_value
+    return tuple(
+        [None if (value := get_value(0, column)) is None else value.decode() for column in range(result.nfields)]
+    )
 
 
 def _checked(results: Results) -> pq.abc.PGresult:

@@ -219,8 +219,7 @@ class Runner(_Base):
                 within = min(call.within, self.reply_within)
                 raw, pool = self._take(within)
                 try:
-                    row: Row | None = raw.connection.wait(raw.exchange(call, within), poll_interval(within))
-                    return row
+                    return raw.call(call, within)
                 except BaseException as error:
                     if must_cancel(error, raw):
                         with suppress(psycopg.Error):
