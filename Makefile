@@ -5,6 +5,9 @@ SHELL := bash
 
 REPORT := robustness-report
 BENCH_REPORT := bench-report
+# For example --resume, to continue an interrupted run.
+BENCH_OPTIONS :=
+AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 help: ## List the targets
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | expand -t 18
@@ -27,11 +30,11 @@ quick: ## Run the tests of the core, the runtime, the SQL, the clients and the a
 format: ## Format the code, and fix what ruff can fix
 	ruff check --fix . ; ruff format .
 
-bench: bench-peers ## Measure dblock beside other ways to lock, and check the ratios against the baseline (an hour)
-	python -m bench --out $(BENCH_REPORT)
+bench: bench-peers ## Measure dblock beside other ways to lock, and check the ratios against the baseline (45 minutes)
+	python -m bench --out $(BENCH_REPORT) $(BENCH_OPTIONS)
 
 bench-peers: ## Install the peers of the benchmarks: Debian's servers and PyPI's clients, as far as they are available
-	-apt-get install -y --no-install-recommends redis-server etcd-server zookeeper pgbouncer
+	-$(AS_ROOT) apt-get install -y --no-install-recommends redis-server etcd-server zookeeper pgbouncer gcc libc6-dev
 	pip install -e '.[bench]'
 
 bench-publish: ## Write the last run of the benchmarks into docs/performance, and store its ratios as the baseline

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench.harness import servers
 from bench.harness.contender import Contender
+from bench.harness.rounds import cause
 from bench.harness.servers import Running
 from bench.peers import sketch
 
@@ -34,7 +35,11 @@ LIBRARIES = {
 }
 """The module that each peer needs, by the beginning of its name."""
 
-PACKAGES = ("psycopg", "redis", "python-redis-lock", "kazoo", "grpcio", "sqlalchemy-dlock", "SQLAlchemy", "httpx")
+PACKAGES = (
+    "dblock", "psycopg", "redis", "python-redis-lock", "kazoo", "grpcio", "sqlalchemy-dlock", "SQLAlchemy", "starlette",
+    "uvicorn",
+)  # fmt: skip
+"""Whose versions are reported."""
 
 
 class Arena:
@@ -43,6 +48,8 @@ class Arena:
     def __init__(self, folder: Path, only: Iterable[str] = ()) -> None:
         self.folder = folder
         self.versions: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
+        """The servers that are installed and did not start."""
         self._only = tuple(only)
         self._stack = contextlib.ExitStack()
         self._running: dict[str, Running | None] = {}
@@ -58,7 +65,12 @@ class Arena:
         self, name: str, start: Callable[[], contextlib.AbstractContextManager[Running | None]]
     ) -> Running | None:
         if name not in self._running:
-            running = self._running[name] = self._stack.enter_context(start())
+            try:
+                running = self._running[name] = self._stack.enter_context(start())
+            except servers.DidNotStart as error:
+                running = self._running[name] = None
+                print(f"{name} is left out. {error}", file=sys.stderr)
+                self.failed[name] = cause(error)
             if running is not None:
                 self.versions[name.partition(",")[0]] = running.version
         return self._running[name]

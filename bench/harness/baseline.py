@@ -7,10 +7,10 @@ baseline by more than its column allows is a regression.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bench.harness.table import Table, ratio
+from bench.harness.table import Column, Table, ratio
 
 PATH = Path(__file__).parents[1] / "baseline.json"
 
@@ -33,7 +33,7 @@ def ratios(table: Table) -> dict[str, dict[str, float]]:
         for column in table.columns:
             cell = cells.get(column.key)
             if column.checked and cell is not None and cell.ratio is not None:
-                found.setdefault(row, {})[column.key] = round(cell.ratio, 3)
+                found.setdefault(row, {})[column.key] = float(f"{cell.ratio:.4g}")
     return found
 
 
@@ -46,19 +46,22 @@ def save(tables: Iterable[Table], path: Path = PATH) -> None:
     path.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n")
 
 
-def regressions(table: Table, stored: Ratios) -> list[str]:
-    """Return a line for each ratio that is worse than its baseline allows."""
-    found = []
+def compared(table: Table, stored: Ratios) -> Iterator[tuple[str, Column, float, float]]:
+    """Yield each ratio that has a baseline: its row and column, what it is and what it was."""
     for row, columns in ratios(table).items():
         for key, now in columns.items():
-            before = stored.get(table.name, {}).get(row, {}).get(key)
-            if before is None:
-                continue
-            column = table.column(key)
-            worse = now / before if column.lower_is_better else before / now
-            if worse > 1 + column.checked:
-                found.append(
-                    f"{table.name}: {row}, {column.heading}: {ratio(now)} × {table.reference}, and it was "
-                    f"{ratio(before)} ×"
-                )
+            if (before := stored.get(table.name, {}).get(row, {}).get(key)) is not None:
+                yield row, table.column(key), now, before
+
+
+def regressions(table: Table, stored: Ratios) -> dict[str, str]:
+    """Return what is worse than its baseline allows: which ratio, and by how much."""
+    found = {}
+    for row, column, now, before in compared(table, stored):
+        # A ratio of 0, such as that of a lock that is free at once, has only itself to be compared with.
+        worse, better = (now, before) if column.lower_is_better else (before, now)
+        if worse > better * (1 + column.checked):
+            found[f"{table.name}: {row}, {column.heading}"] = (
+                f"{ratio(now)} × {table.reference}, and it was {ratio(before)} ×"
+            )
     return found

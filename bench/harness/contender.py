@@ -50,9 +50,16 @@ class Contender:
     """The module and the class of its peer."""
     where: str
     pid: int = 0
-    """The process of its server, whose descendants count too."""
+    """The process of its server, whose descendants count too. 0 if it has none."""
     options: Mapping[str, Any] = field(default_factory=dict)
     is_async: bool = False
+    also: tuple[int, ...] = ()
+    """Other processes that serve it, such as the database behind a pooler."""
+
+    @property
+    def servers(self) -> tuple[int, ...]:
+        """All processes that serve it."""
+        return tuple(pid for pid in (self.pid, *self.also) if pid)
 
     def open(self) -> Any:
         """Create a client, in the process that uses it."""

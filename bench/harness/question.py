@@ -13,9 +13,9 @@ from bench.harness import loads
 from bench.harness.arena import Arena
 from bench.harness.contender import Contender
 from bench.harness.loads import Ledger, Pairs, Turns
-from bench.harness.rounds import Block, Cost, Measured, Sample, interleave, quantile
+from bench.harness.rounds import Block, Cost, Measured, Sample, cause, interleave, progress, quantile, say
 from bench.harness.table import Table
-from bench.harness.workers import Team
+from bench.harness.workers import Team, WorkerError
 
 T = TypeVar("T")
 
@@ -29,6 +29,8 @@ class Run:
     rounds: int | None = None
     repeat: bool = True
     scratch: Path = field(default_factory=Path)
+    failed: dict[str, str] = field(default_factory=dict)
+    """What went wrong with contenders of this question."""
 
     def pick(self, full: T, quick: T) -> T:
         """Return the size of this run."""
@@ -36,7 +38,23 @@ class Run:
 
     def interleave(self, blocks: dict[str, Block], rounds: int) -> Measured:
         """Run the blocks in turns, for this number of rounds unless the caller chose another."""
-        return interleave(blocks, self.rounds or self.pick(rounds, 1), repeat=self.repeat and not self.quick)
+        measured = interleave(blocks, self.rounds or self.pick(rounds, 1), repeat=self.repeat and not self.quick)
+        self.failed |= measured.failed
+        return measured
+
+    def teams(
+        self, stack: ExitStack, contenders: Sequence[Contender], clients: int, kind: str = "process"
+    ) -> dict[str, Team]:
+        """Start a team for each contender. One whose clients do not start is left out, with a message."""
+        started = {}
+        for one in contenders:
+            progress(f"starting {one.name}")
+            try:
+                started[one.name] = stack.enter_context(Team(one, clients, kind))
+            except WorkerError as error:
+                self.failed[one.name] = f"its clients did not start: {cause(error)}"
+                say(f"{one.name} is left out: {self.failed[one.name]}", error)
+        return started
 
 
 @dataclass(frozen=True)
@@ -53,7 +71,7 @@ def pair_block(team: Team, seconds: float) -> Sample:
     if "pairs" not in team.warm:
         team.warm.add("pairs")
         team.run("pairs", seconds=0.0)  # opens connections and prepares statements
-    cost = Cost(team.contender.pid)
+    cost = Cost(team.contender.servers)
     done = team.run("pairs", seconds=seconds)
     lists: list[Pairs] = [value for one in done for value in one.values]
     times = [taken for one in lists for taken in one.times]
@@ -75,7 +93,7 @@ def turn_block(
     if "turns" not in team.warm:
         team.warm.add("turns")
         team.run("turns", seconds=0.2, ledger=ledger)  # opens the connections that only waiters have
-    cost = Cost(team.contender.pid)
+    cost = Cost(team.contender.servers)
     done = team.run("turns", seconds=seconds, ledger=ledger, hold=hold, pause=pause, alternate=alternate)
     clients: list[Turns] = [value for one in done for value in one.values]
     Path(ledger).unlink()
@@ -87,14 +105,10 @@ def turn_block(
         "grants": sum(counts) / seconds,
         "p50": quantile(hand_offs, 0.5) * 1e3,
         "p99": quantile(hand_offs, 0.99) * 1e3,
+        "typical wait": quantile(waits, 0.5) * 1e3,
         "wait": quantile(waits, 0.99) * 1e3,
         "longest": max(waits, default=float("nan")) * 1e3,
         "jain": sum(counts) ** 2 / (len(counts) * sum(count**2 for count in counts)) if any(counts) else float("nan"),
         "server": cost.microseconds(sum(counts)),
         "client": sum(one.cpu for one in done) * 1e6 / max(sum(counts), 1),
     }
-
-
-def teams(stack: ExitStack, contenders: Sequence[Contender], clients: int, kind: str = "process") -> dict[str, Team]:
-    """Start a team for each contender."""
-    return {one.name: stack.enter_context(Team(one, clients, kind)) for one in contenders}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from bench.harness import usage
@@ -28,6 +28,8 @@ class Measured:
     repeated: int = 0
     disturbed: int = 0
     """Blocks that were disturbed in every attempt."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """What went wrong with a row that could not be measured to the end."""
 
     def add(self, row: str, sample: Sample) -> None:
         """Add the figures of one block."""
@@ -42,19 +44,61 @@ class Measured:
         self.blocks += other.blocks
         self.repeated += other.repeated
         self.disturbed += other.disturbed
+        self.failed |= other.failed
+
+    def apart(self) -> Measured:
+        """Return a row for each `row|column` that the blocks have named, instead of a row for each block."""
+        found = Measured({}, self.blocks, self.repeated, self.disturbed, self.failed)
+        for columns in self.values.values():
+            for key, values in columns.items():
+                row, _, column = key.rpartition("|")
+                found.values.setdefault(row, {})[column] = values
+        return found
+
+    def part(self, rows: Iterable[str]) -> Measured:
+        """Return some of the rows, those that were measured, with the counts of all blocks."""
+        values = {row: self.values[row] for row in rows if row in self.values}
+        return Measured(values, self.blocks, self.repeated, self.disturbed, self.failed)
 
 
 def interleave(blocks: Mapping[str, Block], rounds: int, *, repeat: bool = True, limit: float = LIMIT) -> Measured:
-    """Run each block once per round. The first of a round is another one each time."""
+    """Run each block once per round. The first of a round is another one each time.
+
+    A block that fails is not run again. Its rounds before count, and the other blocks go on.
+    """
     measured, names = Measured(), list(blocks)
     for number in range(rounds):
         first = number % max(len(names), 1)
         for name in names[first:] + names[:first]:
+            if name in measured.failed:
+                continue
             progress(f"round {number + 1} of {rounds}: {name}")
-            measured.blocks += 1
-            measured.add(name, _undisturbed(blocks[name], measured, repeat, limit))
+            try:
+                sample = _undisturbed(blocks[name], measured, repeat, limit)
+            except Exception as error:
+                measured.failed[name] = f"it failed in round {number + 1} of {rounds}: {cause(error)}"
+                say(f"{name} is left out from here on: {measured.failed[name]}", error)
+            else:
+                measured.blocks += 1
+                measured.add(name, sample)
     progress("")
     return measured
+
+
+def cause(error: BaseException) -> str:
+    """Return the kind and the text of an error in one line: the last one, if it carries the trace of a worker."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return lines[-1] if len(lines) > 1 else f"{type(error).__name__}: {lines[0]}"
+
+
+def say(text: str, error: BaseException | None = None) -> None:
+    """Tell the person who runs the benchmark, with the trace of an error."""
+    progress("")
+    if error is not None:
+        traceback.print_exception(error, file=sys.stderr)
+    print(text, file=sys.stderr, flush=True)
 
 
 def _undisturbed(block: Block, measured: Measured, repeat: bool, limit: float) -> Sample:
@@ -72,14 +116,19 @@ def _undisturbed(block: Block, measured: Measured, repeat: bool, limit: float) -
 
 
 class Cost:
-    """Measures the processor time of a server, in a block of which `per` is the number of operations."""
+    """Measures the processor time of some processes, such as servers, from now on."""
 
-    def __init__(self, pid: int) -> None:
-        self._pid, self._began, self.wall = pid, usage.cpu(pid) if pid else 0.0, time.monotonic()
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._pids = tuple(pids)
+        self._began = usage.cpu(*self._pids)
+
+    def seconds(self) -> float:
+        """Return the seconds that they have used."""
+        return usage.cpu(*self._pids) - self._began
 
     def microseconds(self, per: int) -> float:
-        """Return the microseconds of each operation."""
-        return (usage.cpu(self._pid) - self._began) * 1e6 / max(per, 1) if self._pid else float("nan")
+        """Return the microseconds of each of this number of operations."""
+        return self.seconds() * 1e6 / max(per, 1)
 
 
 def progress(text: str) -> None:

@@ -73,6 +73,10 @@ def scratch() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+class DidNotStart(RuntimeError):
+    """A server that is installed did not start."""
+
+
 def missing(program: str, package: str) -> None:
     """Say that a contender is left out."""
     print(f"{program} is not installed: left out (Debian: apt-get install {package})", file=sys.stderr)
@@ -84,12 +88,22 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
+def runs(pid: int) -> bool:
+    """Return whether a process has not ended. One that its parent has not reaped yet has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 @contextlib.contextmanager
 def _process(command: list[str], folder: Path, log: str, **options: object) -> Iterator[subprocess.Popen[bytes]]:
     with open(folder / log, "ab") as output:
+        # In a session of its own, so that Ctrl-C reaches only the benchmark, which then stops it.
         process = subprocess.Popen(  # type: ignore[call-overload]
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, preexec_fn=die_with_parent, **options
-        )
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, preexec_fn=die_with_parent,
+            start_new_session=True, **options,
+        )  # fmt: skip
     try:
         yield process
     finally:
@@ -109,7 +123,7 @@ def _wait_until(process: subprocess.Popen[bytes], ready: Callable[[], object], w
                 return
         if process.poll() is not None or time.monotonic() > deadline:
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
-            raise SystemExit(f"{what} did not start:\n{tail}")
+            raise DidNotStart(f"{what} did not start:\n{tail}")
         time.sleep(0.02)
 
 

@@ -61,12 +61,12 @@ def cpu(*roots: int) -> float:
 
 
 def memory(pids: Iterable[int]) -> int:
-    """Return the memory of these processes in bytes, with shared pages divided among those that share them."""
+    """Return the memory in bytes that these processes have for themselves, without pages that they share."""
     total = 0
     for pid in pids:
         try:
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
+                if line.startswith(("Private_Clean:", "Private_Dirty:")):
                     total += int(line.split()[1]) * 1024
         except OSError:
             continue

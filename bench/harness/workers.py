@@ -7,7 +7,9 @@ of a block begin at the same moment. Workers are forked from a server that has i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
+import signal
 import threading
 import time
 import traceback
@@ -18,12 +20,16 @@ from typing import Any, NamedTuple
 
 from bench.harness import loads
 from bench.harness.contender import Contender
-from bench.harness.servers import die_with_parent
+from bench.harness.servers import die_with_parent, runs
 
 LEAD = 0.03
 """Seconds between an order and the beginning of its block, in which every worker reads it."""
 
-PATIENCE = 900.0
+PATIENCE = 600.0
+"""Seconds that a block may take."""
+
+LOOK = 1.0
+"""Seconds between two looks whether the servers of a contender still run: its clients may retry forever."""
 
 KINDS = ("process", "thread", "task")
 
@@ -49,6 +55,10 @@ class Failed(NamedTuple):
     trace: str
 
 
+class WorkerError(RuntimeError):
+    """A worker failed, ended, or did not reply in time."""
+
+
 class Team:
     """Clients of one contender that run loads together.
 
@@ -68,17 +78,20 @@ class Team:
         context.set_forkserver_preload(PRELOADED)
         workers = self.clients if self.kind == "process" else 1
         each = 1 if self.kind == "process" else self.clients
-        for number in range(workers):
-            ours, theirs = context.Pipe()
-            worker = context.Process(
-                target=_work, args=(theirs, self.contender, self.kind, number * each, each), daemon=True
-            )
-            worker.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self.processes.append(worker)
-        for pipe in self._pipes:
-            _result(pipe)
+        try:
+            for number in range(workers):
+                ours, theirs = context.Pipe()
+                worker = context.Process(
+                    target=_work, args=(theirs, self.contender, self.kind, number * each, each), daemon=True
+                )
+                worker.start()
+                theirs.close()
+                self._pipes.append(ours)
+                self.processes.append(worker)
+            self.collect()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
         return self
 
     @property
@@ -100,7 +113,23 @@ class Team:
 
     def collect(self) -> list[Done]:
         """Wait for the end of the block."""
-        return [_result(pipe) for pipe in self._pipes]
+        deadline = time.monotonic() + PATIENCE
+        return [self._result(pipe, deadline) for pipe in self._pipes]
+
+    def _result(self, pipe: Connection, deadline: float) -> Any:
+        name = self.contender.name
+        while not pipe.poll(LOOK):
+            if gone := [pid for pid in self.contender.servers if not runs(pid)]:
+                raise WorkerError(f"the server of {name} (pid {gone[0]}) has ended")
+            if time.monotonic() > deadline:
+                raise WorkerError(f"a client of {name} did not end its block within {PATIENCE:g} s")
+        try:
+            result = pipe.recv()
+        except (EOFError, ConnectionError) as error:
+            raise WorkerError(f"a client of {name} has ended") from error
+        if isinstance(result, Failed):
+            raise WorkerError(f"a client of {name} failed:\n{result.trace}")
+        return result
 
     def run(self, load: str, **arguments: Any) -> list[Done]:
         """Run one block."""
@@ -110,30 +139,23 @@ class Team:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for pipe in self._pipes:
-            try:
-                pipe.send(None)
-            except OSError:
-                continue
+        for pipe, process in zip(self._pipes, self.processes, strict=True):
+            with contextlib.suppress(OSError):
+                if kind is None:
+                    pipe.send(None)
+                else:
+                    process.kill()  # it may wait for a lock that no other client will release
         for process in self.processes:
-            process.join(5 if kind is None else 0.2)
+            process.join(5)
             if process.is_alive():
                 process.kill()
                 process.join()
 
 
-def _result(pipe: Connection) -> Any:
-    if not pipe.poll(PATIENCE):
-        raise TimeoutError(f"a worker did not reply within {PATIENCE:g} s")
-    result = pipe.recv()
-    if isinstance(result, Failed):
-        raise RuntimeError(f"a worker failed:\n{result.trace}")
-    return result
-
-
 def _work(pipe: Connection, contender: Contender, kind: str, first: int, clients: int) -> None:
     """Be one worker: run each load that arrives, until None does."""
     die_with_parent()  # also while it waits for a lock
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the benchmark ends its workers
     try:
         if kind == "task" or contender.is_async:
             asyncio.run(_serve_tasks(pipe, contender, first, clients))
@@ -142,7 +164,8 @@ def _work(pipe: Connection, contender: Contender, kind: str, first: int, clients
     except EOFError:
         return  # the benchmark has ended
     except BaseException:
-        pipe.send(Failed(traceback.format_exc()))
+        with contextlib.suppress(OSError):  # the benchmark has ended
+            pipe.send(Failed(traceback.format_exc()))
 
 
 def _serve_threads(pipe: Connection, contender: Contender, first: int, clients: int) -> None:

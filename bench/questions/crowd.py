@@ -1,12 +1,12 @@
 """How fast is a crowd of waiters for one lock served, and what does it cost while it waits?
 
 All waiters wait for one lock, in four processes with one client each. When it is released, each waiter acquires it and
-releases it at once. The connections and the memory are those of the client processes while all wait.
+releases it at once. The times are from the beginning of that release to the grant of a waiter. The connections and the
+memory are those of the client processes while all wait.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import ExitStack
 from functools import partial
@@ -17,7 +17,7 @@ from bench.harness import usage
 from bench.harness.arena import LEASED, SESSION, SKETCH
 from bench.harness.contender import PATIENCE, Contender
 from bench.harness.question import Question, Run
-from bench.harness.rounds import Block, Sample
+from bench.harness.rounds import Block, Cost, Sample, quantile
 from bench.harness.table import Column, Goal, Table
 from bench.harness.workers import Team
 
@@ -27,8 +27,11 @@ COLUMNS = (
     Column("seconds", "all served within s", digits=2, checked=0.3),
     Column("connections", "connections", checked=0.01),
     Column("memory", "kB a waiter", drawn=False),
+    Column("p50", "p50 s", digits=2, drawn=False),
+    Column("p99", "p99 s", digits=2, drawn=False),
     Column("rate", "waiters served/s", lower_is_better=False, drawn=False),
     Column("server", "server CPU µs a waiter", drawn=False),
+    Column("client", "client CPU µs a waiter", drawn=False),
 )
 
 
@@ -67,17 +70,19 @@ def _serve(contender: Contender, waiters: int, settling: float) -> Sample:
         _wait_for_tickets(contender, teams, name, waiters)
         memory = (usage.memory(pids) - before) / waiters
         connections = sum(usage.connections(pid) for pid in pids)
-        served = usage.cpu(contender.pid)
+        server, client = Cost(contender.servers), Cost(pids)
         (began,) = holder.run("let_go")[0].values
-        ends = [value for team in teams for done in team.collect() for value in done.values]
-        seconds = max(ends) - began if ends else math.nan
-        used = usage.cpu(contender.pid) - served
+        times = [value - began for team in teams for done in team.collect() for value in done.values]
+        used, used_too = server.microseconds(waiters), client.microseconds(waiters)
     return {
-        "seconds": seconds,
+        "seconds": max(times),
         "connections": connections,
         "memory": memory / 1024,
-        "rate": waiters / seconds,
-        "server": used * 1e6 / waiters,
+        "p50": quantile(times, 0.5),
+        "p99": quantile(times, 0.99),
+        "rate": waiters / max(times),
+        "server": used,
+        "client": used_too,
     }
 
 

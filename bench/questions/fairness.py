@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from bench.harness.arena import LEASED, SESSION, SKETCH
-from bench.harness.question import Question, Run, teams, turn_block
+from bench.harness.question import Question, Run, turn_block
 from bench.harness.rounds import Block
 from bench.harness.table import Column, Table
 
@@ -19,8 +19,11 @@ HOLD = 0.001
 COLUMNS = (
     Column("jain", "Jain index", lower_is_better=False, digits=3, checked=0.05),
     Column("longest", "longest wait ms"),
+    Column("typical wait", "p50 wait ms", drawn=False),
     Column("wait", "p99 wait ms", drawn=False),
     Column("grants", "grants/s", lower_is_better=False, drawn=False),
+    Column("server", "server CPU µs a grant", drawn=False),
+    Column("client", "client CPU µs a grant", drawn=False),
 )
 
 
@@ -29,7 +32,7 @@ def measure(run: Run) -> list[Table]:
     with ExitStack() as stack:
         blocks: dict[str, Block] = {
             name: partial(turn_block, team, run.pick(3.0, 0.2), run.scratch, HOLD)
-            for name, team in teams(stack, contenders, run.pick(8, 2)).items()
+            for name, team in run.teams(stack, contenders, run.pick(8, 2)).items()
         }
         measured = run.interleave(blocks, 3)
     table = Table("fairness", "8 processes, 1 ms holds", "pg_advisory_lock", COLUMNS)

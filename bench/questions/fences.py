@@ -4,24 +4,32 @@
 - update: an UPDATE of one row in a transaction that carries a token, beside the same on a table without a fence.
 - keys: a put among a million keys beside a put among a thousand.
 
-Every commit is durable. The writes take turns one by one, in this process.
+Every commit is durable. The writes take turns in blocks, in this process.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
 
 import psycopg
 from sqlalchemy import create_engine, text
 
 import fenced_store
 from bench.harness.question import Question, Run
-from bench.harness.rounds import Measured, progress, quantile
+from bench.harness.rounds import Block, Cost, Sample, progress, quantile
+from bench.harness.servers import Running
 from bench.harness.table import Column, Goal, Table
 
-COLUMNS = (Column("p50", "p50 µs", checked=0.15), Column("p99", "p99 µs", drawn=False))
+COLUMNS = (
+    Column("p50", "p50 µs", checked=0.15),
+    Column("p99", "p99 µs", drawn=False),
+    Column("server", "server CPU µs"),
+    Column("client", "client CPU µs", drawn=False),
+)
 
 BESIDE = {
     "upsert": ["dblock: put"],
@@ -40,9 +48,6 @@ LIMITS = {
 }
 
 NAMES = dict(zip(BESIDE, ("fences_put", "fences_versions", "fences_update", "fences_keys"), strict=True))
-
-BLOCK = 100
-"""Writes whose median is one value of a round."""
 
 UPSERT = text(
     "INSERT INTO plain AS p (key, value, stored_at, stored_by)"
@@ -128,26 +133,39 @@ def writes(dsn: str, many_keys: int) -> dict[str, Callable[[int], object]]:
 
 
 def measure(run: Run) -> list[Table]:
-    acts = writes(run.arena.postgres.where, run.pick(1_000_000, 2_000))
-    blocks, measured = run.rounds or run.pick(20, 1), Measured()
-    size = run.pick(BLOCK, 10)
-    for number in range(-1, blocks):
-        progress(f"{number + 1} of {blocks} blocks of {size} writes")
-        times: dict[str, list[float]] = {name: [] for name in acts}
-        for one in range((number + 1) * size, (number + 2) * size):
-            for name, act in acts.items():
-                began = time.perf_counter()
-                act(one)
-                times[name].append(time.perf_counter() - began)
-        if number >= 0:  # the first block prepares statements
-            for name, taken in times.items():
-                measured.add(name, {"p50": quantile(taken, 0.5) * 1e6, "p99": quantile(taken, 0.99) * 1e6})
+    postgres = run.arena.postgres
+    acts = writes(postgres.where, run.pick(1_000_000, 2_000))
+    numbers = count()
+    for act in acts.values():
+        for _ in range(run.pick(100, 10)):
+            act(next(numbers))  # prepares statements and touches pages
+    blocks: dict[str, Block] = {
+        name: partial(_block, act, numbers, postgres, run.pick(0.25, 0.02)) for name, act in acts.items()
+    }
+    measured = run.interleave(blocks, 12)
     tables = []
     for base, compared in BESIDE.items():
-        part = Measured({name: measured.values[name] for name in (base, *compared)}, blocks=blocks)
         table = Table(NAMES[base], base, base, COLUMNS)
-        tables.append(table.fill(part, [Goal(name, "p50", base, LIMITS[name]) for name in compared]))
+        goals = [Goal(name, "p50", base, LIMITS[name]) for name in compared]
+        tables.append(table.fill(measured.part((base, *compared)), goals))
     return tables
+
+
+def _block(act: Callable[[int], object], numbers: Iterator[int], postgres: Running, seconds: float) -> Sample:
+    server, client = Cost([postgres.pid]), time.process_time()
+    times, now = [], time.perf_counter()
+    ends = now + seconds
+    while now < ends:
+        act(next(numbers))
+        done = time.perf_counter()
+        times.append(done - now)
+        now = done
+    return {
+        "p50": quantile(times, 0.5) * 1e6,
+        "p99": quantile(times, 0.99) * 1e6,
+        "client": (time.process_time() - client) * 1e6 / len(times),
+        "server": server.microseconds(len(times)),
+    }
 
 
 QUESTION = Question("fences", "What does a fence cost?", measure)

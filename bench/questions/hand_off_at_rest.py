@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from bench.harness.arena import LEASED, SESSION, SKETCH
-from bench.harness.question import Question, Run, teams, turn_block
+from bench.harness.question import Question, Run, turn_block
 from bench.harness.rounds import Block
 from bench.harness.table import Column, Goal, Table
 
@@ -39,7 +39,7 @@ def measure(run: Run) -> list[Table]:
     with ExitStack() as stack:
         blocks: dict[str, Block] = {
             name: partial(turn_block, team, seconds, run.scratch, HOLD, PAUSE, alternate=True)
-            for name, team in teams(stack, contenders, 2).items()
+            for name, team in run.teams(stack, contenders, 2).items()
         }
         measured = run.interleave(blocks, 4)
     table = Table("hand_off_at_rest", "two processes, 20 ms holds", "pg_advisory_lock", COLUMNS)

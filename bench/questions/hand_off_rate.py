@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from bench.harness.arena import LEASED, SESSION, SKETCH
-from bench.harness.question import Question, Run, teams, turn_block
+from bench.harness.question import Question, Run, turn_block
 from bench.harness.rounds import Block
 from bench.harness.table import Column, Goal, Table
 
@@ -41,7 +41,7 @@ def measure(run: Run) -> list[Table]:
     with ExitStack() as stack:
         blocks: dict[str, Block] = {
             name: partial(turn_block, team, seconds, run.scratch)
-            for name, team in teams(stack, contenders, processes).items()
+            for name, team in run.teams(stack, contenders, processes).items()
         }
         measured = run.interleave(blocks, 5)
     table = Table("hand_off_rate", f"{processes} processes, one lock", SKETCH, COLUMNS)

@@ -16,8 +16,8 @@ import psycopg
 from bench.harness import machine, servers, usage
 from bench.harness.arena import DBLOCK
 from bench.harness.contender import Contender
-from bench.harness.question import Question, Run, pair_block, teams, turn_block
-from bench.harness.rounds import Block, Measured
+from bench.harness.question import Question, Run, pair_block, turn_block
+from bench.harness.rounds import Block, Sample
 from bench.harness.table import Column, Table
 from bench.harness.workers import Team
 from bench.peers import pgbench, sketch
@@ -31,13 +31,20 @@ PARTS = {
     "the two functions, by psycopg": f"{FLOORS}:TwoCalls",
 }
 
-PAIR = (Column("p50", "p50 µs"), Column("client", "client CPU µs"), Column("server", "server CPU µs"))
+PAIR = (
+    Column("p50", "p50 µs"), Column("p99", "p99 µs"), Column("client", "client CPU µs"),
+    Column("server", "server CPU µs"),
+)  # fmt: skip
 FUNCTIONS = (
     Column("self", "µs in it a hand-off, with waits"),
     Column("calls", "calls a hand-off", digits=2, drawn=False),
     Column("each", "µs a call, with what it calls", drawn=False),
 )
 ALL = "all functions"
+ROWS = 13
+"""The functions that take longest, and all together."""
+
+LOCKS = {"dblock": f"{DBLOCK}:Dblock", "sketch": "bench.peers.sketch:Sketch"}
 
 
 def measure(run: Run) -> list[Table]:
@@ -50,7 +57,7 @@ def _pair(run: Run) -> Table:
     contenders += run.arena.contenders("dblock", "dblock, efficiency")
     with ExitStack() as stack:
         blocks: dict[str, Block] = {}
-        for name, team in teams(stack, contenders, 1).items():
+        for name, team in run.teams(stack, contenders, 1).items():
             machine.pin(team.pids, 0)
             blocks[name] = partial(pair_block, team, run.pick(0.25, 0.05))
         if pgbench.PROGRAM:
@@ -66,17 +73,23 @@ def _hand_offs(run: Run) -> Sequence[Table]:
     tables = []
     with servers.postgres(run.scratch, {"track_functions": "all"}) as postgres:
         sketch.install(postgres.where)
-        for name, make in (("dblock", f"{DBLOCK}:Dblock"), ("sketch", "bench.peers.sketch:Sketch")):
-            if run.arena.wanted(name):
-                one = Contender(name, make, postgres.where, postgres.pid)
-                measured = _counted(run, one)
-                title = f"{name}: the functions of a hand-off, {run.pick(8, 2)} processes"
-                tables.append(Table(f"microseconds_{name}", title, ALL, FUNCTIONS).fill(measured))
+        contenders = [
+            Contender(name, make, postgres.where, postgres.pid)
+            for name, make in LOCKS.items()
+            if run.arena.wanted(name)
+        ]
+        blocks: dict[str, Block] = {one.name: partial(_counted, run, one) for one in contenders}
+        measured = run.interleave(blocks, 2)
+    for one in contenders:
+        title = f"{one.name}: the functions of a hand-off, {run.pick(8, 2)} processes"
+        table = Table(f"microseconds_{one.name}", title, ALL, FUNCTIONS).fill(measured.part([one.name]).apart())
+        table.cells = dict(sorted(table.cells.items(), key=lambda row: -row[1]["self"].value)[:ROWS])
+        tables.append(table)
     return tables
 
 
-def _counted(run: Run, contender: Contender) -> Measured:
-    """Return the calls and the time of each function per hand-off, the longest first."""
+def _counted(run: Run, contender: Contender) -> Sample:
+    """Return the calls and the time of each function per hand-off."""
     with psycopg.connect(contender.where, autocommit=True) as owner:
         owner.execute("SELECT pg_stat_reset()")
         with Team(contender, run.pick(8, 2)) as team:
@@ -84,15 +97,15 @@ def _counted(run: Run, contender: Contender) -> Measured:
         # Sessions report what they counted when they end.
         rows = owner.execute(
             "SELECT funcname::text, calls, self_time * 1000, total_time * 1000 FROM pg_stat_user_functions"
-            " WHERE schemaname = %s ORDER BY self_time DESC",
+            " WHERE schemaname = %s",
             [contender.name],
         ).fetchall()
     grants = max((calls for name, calls, _, _ in rows if name == "release"), default=1)
-    measured = Measured(blocks=1)
-    measured.add(ALL, {"self": sum(row[2] for row in rows) / grants, "calls": sum(row[1] for row in rows) / grants})
-    for name, calls, within, total in rows[:16]:
-        measured.add(f"{name}()", {"self": within / grants, "calls": calls / grants, "each": total / calls})
-    return measured
+    found = {f"{ALL}|self": sum(row[2] for row in rows) / grants, f"{ALL}|calls": sum(row[1] for row in rows) / grants}
+    for name, calls, within, total in rows:
+        row = f"{name}()"
+        found |= {f"{row}|self": within / grants, f"{row}|calls": calls / grants, f"{row}|each": total / calls}
+    return found
 
 
 QUESTION = Question("microseconds", "Where does the time of a pair and of a hand-off go?", measure)

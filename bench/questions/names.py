@@ -25,6 +25,7 @@ COLUMNS = (
     Column("p50", "p50 µs", checked=0.15),
     Column("p99", "p99 µs"),
     Column("server", "server CPU µs"),
+    Column("client", "client CPU µs"),
     Column("bytes", "bytes a name", drawn=False),
 )
 
@@ -36,21 +37,22 @@ def measure(run: Run) -> list[Table]:
         for contender in run.arena.contenders("dblock"):
             for size in sizes:
                 where, each = _filled(contender.where, size)
-                one = Contender(contender.name, contender.make, where, contender.pid)
-                team = stack.enter_context(Team(one, 1))
-                blocks[f"dblock, {size:,} names"] = partial(_pairs, team, size, run.pick(1.0, 0.1), each)
+                one = Contender(f"dblock, {size:,} names", contender.make, where, contender.pid)
+                for name, team in run.teams(stack, [one], 1).items():
+                    blocks[name] = partial(_pairs, team, size, run.pick(1.0, 0.1), each)
         measured = run.interleave(blocks, 6)
     return [Table("names", "one client", f"dblock, {sizes[0]:,} names", COLUMNS).fill(measured)]
 
 
 def _pairs(team: Team, size: int, seconds: float, each: float) -> Sample:
-    cost = Cost(team.contender.pid)
+    cost = Cost(team.contender.servers)
     (done,) = team.run("pairs_among", seconds=seconds, names=size)
     times = done.values[0].times
     return {
         "p50": quantile(times, 0.5) * 1e6,
         "p99": quantile(times, 0.99) * 1e6,
         "server": cost.microseconds(len(times) + WARM_UP),
+        "client": done.cpu * 1e6 / (len(times) + WARM_UP),
         "bytes": each,
     }
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from bench.harness import machine, usage
 from bench.harness.arena import LEASED, NAIVE, SESSION, SKETCH
-from bench.harness.question import Question, Run, pair_block, teams
+from bench.harness.question import Question, Run, pair_block
 from bench.harness.rounds import Block
 from bench.harness.table import Column, Goal, Table
 from bench.peers import pgbench
@@ -43,7 +43,7 @@ def measure(run: Run) -> list[Table]:
     seconds = run.pick(0.25, 0.05)
     with ExitStack() as stack:
         blocks: dict[str, Block] = {}
-        for name, team in teams(stack, contenders, 1).items():
+        for name, team in run.teams(stack, contenders, 1).items():
             machine.pin(team.pids, 0)
             blocks[name] = partial(pair_block, team, seconds)
         if run.arena.wanted("pgbench") and pgbench.PROGRAM:

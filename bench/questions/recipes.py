@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import partial
 
-from bench.harness.question import Question, Run, pair_block, teams, turn_block
+from bench.harness.question import Question, Run, pair_block, turn_block
 from bench.harness.rounds import Block
 from bench.harness.table import Column, Table
 
@@ -20,11 +20,13 @@ COSTS = (
     Column("p50", "p50 µs", checked=0.15),
     Column("p99", "p99 µs", drawn=False),
     Column("server", "server CPU µs", checked=0.15),
+    Column("client", "client CPU µs", drawn=False),
 )
 CHANGES = (
     Column("p50", "p50 ms", digits=2, checked=0.2),
     Column("p99", "p99 ms", digits=2),
     Column("server", "server CPU µs a change", drawn=False),
+    Column("client", "client CPU µs a change", drawn=False),
 )
 
 
@@ -39,13 +41,13 @@ def measure(run: Run) -> list[Table]:
     with ExitStack() as stack:
         blocks: dict[str, Block] = {
             name: partial(pair_block, team, run.pick(0.4, 0.05))
-            for name, team in teams(stack, [*plain, *elections, *jobs], 1).items()
+            for name, team in run.teams(stack, [*plain, *elections, *jobs], 1).items()
         }
         costs = run.interleave(blocks, 8)
     with ExitStack() as stack:
         blocks = {
             name: partial(turn_block, team, run.pick(3.0, 0.15), run.scratch, 0.02, 0.0075, alternate=True)
-            for name, team in teams(stack, [*plain, *elections], 2).items()
+            for name, team in run.teams(stack, [*plain, *elections], 2).items()
         }
         changes = run.interleave(blocks, 4)
     return [

@@ -10,10 +10,9 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from bench.harness import usage
 from bench.harness.contender import Contender
 from bench.harness.question import Question, Run
-from bench.harness.rounds import Block, Sample
+from bench.harness.rounds import Block, Cost, Sample
 from bench.harness.table import Column, Table
 from bench.harness.workers import Team
 
@@ -42,7 +41,7 @@ def measure(run: Run) -> list[Table]:
             blocks[_row("kazoo", size)] = partial(_hold, one, size, seconds)
     table = Table("renewal", "leases of 3 s", _row("dblock", run.pick(1_000, 10)), COLUMNS)
     table.noisy = [_row("dblock", size) for size in sizes if size < 1_000]
-    return [table.fill(run.interleave(blocks, 3))]
+    return [table.fill(run.interleave(blocks, 2))]
 
 
 def _row(name: str, leases: int) -> str:
@@ -53,10 +52,10 @@ def _hold(contender: Contender, leases: int, seconds: float) -> Sample:
     with Team(contender, 1) as team:
         team.run("hold_many", name=f"many {time.monotonic_ns()}", number=leases)
         time.sleep(min(TTL / 2, seconds))
-        client, server, began = usage.cpu(*team.pids), usage.cpu(contender.pid), time.monotonic()
+        of_client, of_server, began = Cost(team.pids), Cost(contender.servers), time.monotonic()
         time.sleep(seconds)
         lasted = time.monotonic() - began
-        client, server = (usage.cpu(*team.pids) - client) / lasted, (usage.cpu(contender.pid) - server) / lasted
+        client, server = of_client.seconds() / lasted, of_server.seconds() / lasted
         for process in team.processes:
             process.kill()  # to release ten thousand locks would take long
     return {

@@ -23,8 +23,13 @@ from bench.peers import sketch
 DELAY_US = 1000
 
 COLUMNS = (
-    Column("pair", "pair p50 µs", checked=0.15),
+    Column("p50", "pair p50 µs", checked=0.15),
+    Column("p99", "pair p99 µs", drawn=False),
     Column("rate", "hand-offs/s, 8 processes", lower_is_better=False, checked=0.15),
+    Column("hand-off p50", "hand-off p50 ms", digits=2, drawn=False),
+    Column("hand-off p99", "hand-off p99 ms", digits=2, drawn=False),
+    Column("server", "server CPU µs a pair", drawn=False),
+    Column("client", "client CPU µs a pair", drawn=False),
 )
 
 
@@ -50,21 +55,19 @@ def measure(run: Run) -> list[Table]:
                 contenders += [
                     Contender("python-redis-lock, fsync", f"{REDIS}:PythonRedisLock", redis.where, redis.pid)
                 ]
-        blocks: dict[str, Block] = {}
-        for one in contenders:
-            if run.arena.wanted(one.name):
-                alone = stack.enter_context(Team(one, 1))
-                many = stack.enter_context(Team(one, run.pick(8, 2)))
-                blocks[one.name] = partial(_both, run, alone, many)
+        contenders = [one for one in contenders if run.arena.wanted(one.name)]
+        alone, many = run.teams(stack, contenders, 1), run.teams(stack, contenders, run.pick(8, 2))
+        blocks: dict[str, Block] = {
+            name: partial(_both, run, team, many[name]) for name, team in alone.items() if name in many
+        }
         measured = run.interleave(blocks, 4)
     return [table.fill(measured)]
 
 
 def _both(run: Run, alone: Team, many: Team) -> Sample:
-    return {
-        "pair": pair_block(alone, run.pick(0.5, 0.05))["p50"],
-        "rate": turn_block(many, run.pick(2.0, 0.1), run.scratch)["rate"],
-    }
+    turns = turn_block(many, run.pick(2.0, 0.1), run.scratch)
+    hand_offs = {"rate": turns["rate"], "hand-off p50": turns["p50"], "hand-off p99": turns["p99"]}
+    return pair_block(alone, run.pick(0.5, 0.05)) | hand_offs
 
 
 QUESTION = Question("slow_disk", "What does a slow disk cost?", measure)

@@ -6,44 +6,70 @@ snapshot, and the last tenth of these pairs is compared with the pairs before it
 
 from __future__ import annotations
 
+import time
+from contextlib import ExitStack
+from functools import partial
+
 import psycopg
 
 from bench.harness.arena import SKETCH
 from bench.harness.question import Question, Run
-from bench.harness.rounds import Measured, Sample, quantile
+from bench.harness.rounds import Block, Cost, Sample, quantile
 from bench.harness.table import Column, Goal, Table
 from bench.harness.workers import Team
 
-COLUMNS = (Column("p50", "p50 µs", checked=0.3), Column("p99", "p99 µs", drawn=False))
+COLUMNS = (
+    Column("p50", "p50 µs", checked=0.3),
+    Column("p99", "p99 µs", drawn=False),
+    Column("server", "server CPU µs"),
+    Column("client", "client CPU µs", drawn=False),
+)
 
 
 def measure(run: Run) -> list[Table]:
-    cycles = run.pick(10_000, 100)
+    number = run.pick(10_000, 100)
+    with ExitStack() as stack:
+        teams = run.teams(stack, run.arena.contenders("dblock", SKETCH), 1)
+        blocks: dict[str, Block] = {name: partial(_phases, team, number) for name, team in teams.items()}
+        measured = run.interleave(blocks, 3).apart()
     tables = []
-    for contender in run.arena.contenders("dblock", SKETCH):
-        name, measured = contender.name, Measured()
-        beside, after = f"{name}, after {cycles:,} cycles beside a snapshot", f"{name}, snapshot ended"
-        with Team(contender, 1) as team:
-            for number in range(run.rounds or run.pick(3, 1)):
-                lock = f"hot {number}"
-                team.run("cycles", number=cycles // 10, name=lock)
-                measured.add(name, _cycles(team, cycles // 10, lock))
-                with psycopg.connect(contender.where) as report:
-                    report.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-                    report.execute("SELECT count(*) FROM pg_class")
-                    team.run("cycles", number=cycles * 9 // 10, name=lock)
-                    measured.add(beside, _cycles(team, cycles // 10, lock))
-                team.run("cycles", number=cycles // 10, name=lock)
-                measured.add(after, _cycles(team, cycles // 10, lock))
+    for name in teams:
+        beside, *_ = phases = _rows(name, number)
         table = Table(f"snapshot_{name}", f"{name}: one lock, one client", name, COLUMNS)
-        tables.append(table.fill(measured, [Goal(beside, "p50", name, 2.5)] if name == "dblock" else []))
+        goals = [Goal(beside, "p50", name, 2.5)] if name == "dblock" else []
+        tables.append(table.fill(measured.part((name, *phases)), goals))
     return tables
 
 
-def _cycles(team: Team, number: int, name: str) -> Sample:
+def _rows(name: str, number: int) -> tuple[str, str]:
+    return f"{name}, after {number:,} cycles beside a snapshot", f"{name}, snapshot ended"
+
+
+def _phases(team: Team, number: int) -> Sample:
+    """Measure one lock before a snapshot, at its end and after it."""
+    name, tenth, lock = team.contender.name, number // 10, f"hot {time.monotonic_ns()}"
+    beside, after = _rows(name, number)
+    team.run("cycles", number=tenth, name=lock)
+    found = _cycles(team, tenth, lock, name)
+    with psycopg.connect(team.contender.where) as report:
+        report.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        report.execute("SELECT count(*) FROM pg_class")
+        team.run("cycles", number=number - tenth, name=lock)
+        found |= _cycles(team, tenth, lock, beside)
+    team.run("cycles", number=tenth, name=lock)
+    return found | _cycles(team, tenth, lock, after)
+
+
+def _cycles(team: Team, number: int, name: str, row: str) -> Sample:
+    cost = Cost(team.contender.servers)
     (done,) = team.run("cycles", number=number, name=name)
     times = done.values[0]
-    return {"p50": quantile(times, 0.5) * 1e6, "p99": quantile(times, 0.99) * 1e6}
+    return {
+        f"{row}|p50": quantile(times, 0.5) * 1e6,
+        f"{row}|p99": quantile(times, 0.99) * 1e6,
+        f"{row}|server": cost.microseconds(number),
+        f"{row}|client": done.cpu * 1e6 / number,
+    }
 
 
 QUESTION = Question("snapshot", "How much slower is a hot lock beside an open snapshot?", measure)

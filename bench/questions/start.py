@@ -1,7 +1,7 @@
 """How long does a new process take to import the library and to hold its first lock?
 
 Each is a Python process of its own: the import, then the connection and the first acquire. The lock is not new to its
-server. dblock imports its driver with the first acquire. The processor time of the whole process is listed too.
+server. dblock imports its driver with the first acquire. The processor time of the client is that of its whole process.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import sys
 import time
 from functools import partial
 
+from bench.harness.contender import Contender
 from bench.harness.question import Question, Run
-from bench.harness.rounds import Block, Sample
+from bench.harness.rounds import Block, Cost, Sample
 from bench.harness.table import Column, Table
 
 COLUMNS = (
@@ -21,7 +22,8 @@ COLUMNS = (
     Column("import", "import ms", drawn=False, checked=0.3),
     Column("acquire", "connect and acquire ms", drawn=False),
     Column("process", "whole process ms", drawn=False),
-    Column("cpu", "CPU of the process ms", drawn=False),
+    Column("client", "client CPU ms"),
+    Column("server", "server CPU ms", digits=1, drawn=False),
 )
 
 SCRIPT = """
@@ -70,14 +72,15 @@ def measure(run: Run) -> list[Table]:
     for one in run.arena.contenders(*PROGRAMS):
         imports, acquire, release = PROGRAMS[one.name]
         script = SCRIPT.format(imports=imports, acquire=acquire, release=release)
-        blocks[one.name] = partial(_start, script, one.where)
+        blocks[one.name] = partial(_start, script, one)
     table = Table("start", "a new process", "pg_advisory_lock", COLUMNS)
     return [table.fill(run.interleave(blocks, 10))]
 
 
-def _start(script: str, where: str) -> Sample:
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", script, where], capture_output=True, text=True, check=True)
+def _start(script: str, contender: Contender) -> Sample:
+    server, before, began = Cost(contender.servers), resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    command = [sys.executable, "-c", script, contender.where]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     lasted, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     imported, acquired = map(float, done.stdout.split())
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -86,7 +89,8 @@ def _start(script: str, where: str) -> Sample:
         "import": imported * 1e3,
         "acquire": acquired * 1e3,
         "process": lasted * 1e3,
-        "cpu": used * 1e3,
+        "client": used * 1e3,
+        "server": server.seconds() * 1e3,
     }
 
 

@@ -16,6 +16,8 @@ from bench.harness.workers import Team
 from bench.peers import pgbench
 
 SIZES = (1, 4, 8, 16, 64)
+CHECKED = (1, 8)
+"""Sizes that are compared with the baseline, and so measured in more rounds."""
 OURS = ("dblock", "dblock, efficiency")
 
 DETAILS = {"p50": "p50 µs", "p99": "p99 µs", "client": "client CPU µs", "server": "server CPU µs"}
@@ -43,21 +45,18 @@ def _as(run: Run, kind: str) -> list[Table]:
         blocks: dict[str, Block] = {one.name: partial(_rate, one, size, kind, seconds) for one in contenders}
         if kind == "process" and run.arena.wanted("pgbench") and pgbench.PROGRAM:
             blocks["pgbench"] = partial(_floor, run, size)
-        total.join(run.interleave(blocks, 3))
+        total.join(run.interleave(blocks, 3 if size in CHECKED else 2))
     columns = [
-        Column(str(size), f"{size} client{'s' * (size > 1)}", lower_is_better=False, checked=0.2 * (size in (1, 8)))
+        Column(str(size), f"{size} client{'s' * (size > 1)}", lower_is_better=False, checked=0.2 * (size in CHECKED))
         for size in sizes
     ]
     goals = [Goal("dblock", "8", "redis-py, fsync", 1.0)] if kind == "process" and 8 in sizes else []
     plural = {"process": "processes", "thread": "threads of a process", "task": "tasks of a process"}[kind]
     table = Table(f"throughput_{kind}", f"pairs/s, clients as {plural}", reference, columns, picture="lines")
-    tables = [table.fill(total, goals)]
-    if kind == "process":
-        at = sizes[-1] if run.quick else 8
-        details = [Column(f"{at} {key}", heading, drawn=key != "p99") for key, heading in DETAILS.items()]
-        detailed = Table("throughput_details", f"a pair, {at} processes", reference, details)
-        tables.append(detailed.fill(total))
-    return tables
+    at = sizes[-1] if run.quick else 8
+    details = [Column(f"{at} {key}", heading, drawn=key != "p99") for key, heading in DETAILS.items()]
+    detailed = Table(f"throughput_{kind}_details", f"a pair, {at} {plural}", reference, details)
+    return [table.fill(total, goals), detailed.fill(total)]
 
 
 def _rate(contender: Contender, size: int, kind: str, seconds: float) -> Sample:

@@ -15,7 +15,7 @@ import pytest
 
 from bench import publish
 from bench.__main__ import all_questions, parse
-from bench.harness import baseline, machine, picture, rounds, usage
+from bench.harness import baseline, machine, picture, report, rounds, usage
 from bench.harness.loads import Ledger
 from bench.harness.rounds import Measured, interleave, quantile
 from bench.harness.table import Column, Goal, Table, markdown, plain
@@ -31,7 +31,8 @@ def measured(**rows: dict[str, list[float]]) -> Measured:
 def table(dblock: list[float], peer: list[float], rate: float = 10.0, picture: str = "bars") -> Table:
     found = measured(dblock={"time": dblock, "rate": [rate]}, peer={"time": peer, "rate": [10.0]})
     made = Table("pair", "one client", "peer", COLUMNS, picture=picture)
-    made.about = {"machine": {"processors": "2"}, "versions": {"peer": "1.0"}, "measured": "2026-01-01", "quick": False}
+    made.about = {"machine": {"processors": "2"}, "versions": {"peer": "1.0"}, "measured": "2026-01-01", "failed": {}}
+    made.about |= {"options": publish.FULL, "code": "0", "worse": {}}
     return made.fill(found, [Goal("dblock", "time", "peer", 0.5), Goal("dblock", "rate", "", 10)])
 
 
@@ -61,7 +62,10 @@ def test_baseline_refuses_only_what_is_worse_than_its_tolerance(tmp_path: Path) 
     assert stored == {"pair": {"dblock": {"time": 1.0, "rate": 1.0}}}
     assert not baseline.regressions(table([10.9], [10.0], rate=9.2), stored)
     assert not baseline.regressions(table([1.0], [10.0], rate=99.0), stored)
-    assert len(baseline.regressions(table([11.2], [10.0], rate=8.9), stored)) == 2
+    assert baseline.regressions(table([11.2], [10.0], rate=8.9), stored) == {
+        "pair: dblock, time µs": "1.12 × peer, and it was 1.00 ×",
+        "pair: dblock, pairs/s": "0.89 × peer, and it was 1.00 ×",
+    }
     noisy = table([11.2], [10.0], rate=8.9)
     noisy.noisy = ["dblock"]
     assert not baseline.regressions(noisy, stored)
@@ -95,6 +99,26 @@ def test_disturbed_block_is_repeated_and_the_calmest_attempt_counts(monkeypatch:
     found = interleave({"dblock": lambda: {"time": next(values)}}, 2)
     assert found.values == {"dblock": {"time": [2.0, 5.0]}}
     assert (found.blocks, found.repeated, found.disturbed) == (2, 3, 1)
+
+
+def test_block_that_fails_keeps_its_rounds_and_the_other_blocks_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    turns = iter([1.0, 2.0])
+
+    def dies() -> rounds.Sample:
+        if (turn := next(turns, None)) is None:
+            raise RuntimeError("a worker failed:\nTraceback …\nConnectionLoss: the peer has died")
+        return {"time": turn}
+
+    found = interleave({"peer": dies, "dblock": lambda: {"time": 5.0}}, 4, repeat=False)
+    assert found.values == {"peer": {"time": [1.0, 2.0]}, "dblock": {"time": [5.0] * 4}}
+    assert found.failed == {"peer": "it failed in round 3 of 4: ConnectionLoss: the peer has died"}
+    assert "peer is left out from here on: it failed in round 3 of 4" in capsys.readouterr().err
+
+
+def test_block_may_measure_several_rows() -> None:
+    found = interleave({"dblock": lambda: {"dblock|p50": 1.0, "dblock, later|p50": 2.0}}, 2, repeat=False).apart()
+    assert found.values == {"dblock": {"p50": [1.0, 1.0]}, "dblock, later": {"p50": [2.0, 2.0]}}
+    assert (found.blocks, list(found.part(["dblock", "missing"]).values)) == (2, ["dblock"])
 
 
 def test_each_round_begins_with_another_contender(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,16 +176,16 @@ def test_quantile_of_few_values_is_one_of_them() -> None:
 
 
 def test_pages_show_the_stored_results() -> None:
-    texts = publish.blocks(publish.load())
-    for page in publish.PAGES.glob("*.md"):
+    texts = publish.blocks(report.load(publish.RESULTS))
+    for page in publish.pages():
         assert page.read_text() == publish.render(page.read_text(), texts), f"{page.name}: python -m bench.publish"
 
 
 def test_pages_have_a_block_for_every_table_that_was_measured() -> None:
-    text = "".join(page.read_text() for page in publish.PAGES.glob("*.md"))
+    text = "".join(page.read_text() for page in publish.pages())
     blocks = {found[2] for found in publish.BLOCK.finditer(text)}
-    assert {table["name"] for answer in publish.load() for table in answer["tables"]} <= blocks
-    assert {"goals", "machine", "versions"} <= blocks
+    assert {table["name"] for answer in report.load(publish.RESULTS) for table in answer["tables"]} <= blocks
+    assert {"goals", "machine", "versions", "costs"} <= blocks
 
 
 def test_published_page_has_the_table_between_its_marks() -> None:
@@ -173,6 +197,50 @@ def test_published_page_has_the_table_between_its_marks() -> None:
     assert "| **dblock** | 10 (0.50 ×) | 10 (1.00 ×) |" in shown
     assert "| one client | dblock: time µs | ≤ 0.5 × peer | 0.50 × | met |" in shown
     assert publish.render(shown, texts) == shown
+
+
+def test_summary_of_the_readme_has_a_column_for_each_contender() -> None:
+    costs = Table("pair", "one client", "redis-py, fsync", [Column("p50", "p50 µs")])
+    costs.fill(measured(dblock={"p50": [10.0]}, kazoo={"p50": [1234.0]}))
+    killed = Table("takeover", "killed", "redis-py", [Column("kill", "s", digits=1)])
+    killed.fill(Measured({"redis-py": {"kill": [4.0]}, "dblock": {"kill": [0.2]}}))
+    costs.about = killed.about = table([1.0], [1.0]).about | {"machine": {"processors": "2", "processor": "Pentium"}}
+    answers = [{"question": one.name, "asks": "What?", "tables": [one.data()]} for one in (costs, killed)]
+    text = publish.blocks(answers)["costs"]
+    assert "| acquire and release, p50 µs | 10 | – | – | 1,234 | – | – |" in text
+    assert "| after kill −9 of the holder, s until the next grant | 0.2 | 4.0 | – | – | – | – |" in text
+    assert "(2 processors, Pentium)" in text
+    assert publish.blocks([])["costs"] == ""
+
+
+def test_only_a_full_run_without_failures_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def publish_run(**about: object) -> None:
+        made = table([10.0], [20.0])
+        made.about |= about
+        report.Report(tmp_path / "run").keep("pair", "What?", [made])
+        publish.main()
+
+    page, results, images = tmp_path / "page.md", tmp_path / "results", tmp_path / "images"
+    page.write_text("<!-- bench: pair -->\n<!-- end -->\n")
+    images.mkdir()
+    (images / "performance-gone.svg").touch()
+    monkeypatch.setattr(publish, "pages", lambda: [page])
+    monkeypatch.setattr(publish, "RESULTS", results)
+    monkeypatch.setattr(publish, "IMAGES", images)
+    monkeypatch.setattr(sys, "argv", ["publish", str(tmp_path / "run")])
+    for about, message in (
+        ({"options": publish.FULL | {"rounds": 1}}, "pair was asked with --quick, --rounds, --only or --no-repeat"),
+        ({"failed": {"kazoo": "its server has ended"}}, "kazoo in pair: its server has ended"),
+    ):
+        with pytest.raises(SystemExit):
+            publish_run(**about)
+        assert message in capsys.readouterr().err
+        assert not results.exists()
+    publish_run()
+    assert "| **dblock** | 10 (0.50 ×) |" in page.read_text()
+    assert [path.name for path in images.iterdir()] == ["performance-pair.svg"]
 
 
 def test_unknown_question_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
