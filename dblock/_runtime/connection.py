@@ -42,8 +42,8 @@ _IDLE = pq.TransactionStatus.IDLE
 
 
 def _own_poll(socket: int) -> Any:
-    """Return a poll() of the socket, or None where only psycopg knows how to wait: gevent has patched this process."""
-    if waiting.wait is not getattr(waiting, "wait_c", None):
+    """Return a poll() of the socket, or None where psycopg knows better how to wait: under gevent and eventlet."""
+    if waiting.wait is not getattr(waiting, "wait_c", None) or not hasattr(select, "poll"):
         return None
     poll = select.poll()
     poll.register(socket, select.POLLIN)
