@@ -175,7 +175,8 @@ class Session:
         if self._options.quick:
             return int(bad)
         goals = [table.met(goal, ratio) for table in tables for goal, ratio in table.goals]
-        print(f"{sum(goals)} of {len(goals)} goals are met.")
+        if goals:
+            print(f"{sum(goals)} of {len(goals)} goals are met.")
         if self._options.save_baseline:
             baseline.save(tables)
         elif not self._stored:

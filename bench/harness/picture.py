@@ -15,7 +15,8 @@ FLOORS = ("sketch", "pgbench", "two SQL statements")
 
 WIDTH = 920
 BAR, GAP, PANEL_HEAD = 16, 6, 34
-LABELS = 210
+LABELS, LETTER = 90, 6.7
+"""The least width of the labels, and that of a letter."""
 CUT = 3.0
 """Bars are cut at this multiple of the longest bar of dblock and of the reference."""
 
@@ -69,9 +70,11 @@ class Canvas:
 
 def draw(table: Table, asks: str) -> str:
     """Return the picture of a table."""
-    floors = " · violet: floors" if any(row in FLOORS for row in table.cells) and table.picture == "bars" else ""
-    ours = " · blue: dblock" if table.picture == "bars" else ""
-    canvas = Canvas(asks, f"{table.title}{ours}{floors}")
+    floors = " · violet: floors" if any(row in FLOORS for row in table.cells) and table.picture != "lines" else ""
+    ours = any(row.startswith("dblock") for row in table.cells)
+    others = any(not row.startswith("dblock") for row in table.cells)
+    blue = " · blue: dblock" if ours and others and table.picture != "lines" else ""
+    canvas = Canvas(asks, f"{table.title}{blue}{floors}")
     return _lines(canvas, table) if table.picture == "lines" else _bars(canvas, table)
 
 
@@ -101,25 +104,27 @@ def _panel(canvas: Canvas, table: Table, column: Column, left: float, top: float
     canvas.words(left, top + 14, column.heading, size=13, weight=600)
     canvas.words(left + width, top + 14, better, size=11, colour=FAINT, anchor="end")
     known = [row for row in table.cells if not math.isnan(_value(table, row, column))]
-    known.sort(key=lambda row: _value(table, row, column), reverse=not column.lower_is_better)
+    if table.picture == "bars":
+        known.sort(key=lambda row: _value(table, row, column), reverse=not column.lower_is_better)
     values = {row: _value(table, row, column) for row in known}
     # A bar that is far longer than the others is cut, so that they stay comparable. Its figure is written out.
     most = max(values.values(), default=1.0) or 1.0
     shown = [value for row, value in values.items() if row.startswith("dblock") or row == table.reference]
     most = min(most, CUT * max(shown, default=most)) or most
     y = top + PANEL_HEAD - 8
-    room = width - LABELS - 62
+    labels = min(max([LABELS, *(len(row) * LETTER + 14 for row in table.cells)]), width - 140)
+    room = width - labels - 62
     for row in known:
         value = values[row]
         length = min(value / most, 1.0) * room
         weight = 600 if row.startswith("dblock") else 400
-        canvas.words(left + LABELS - 8, y + BAR - 4, row, size=11.5, weight=weight, anchor="end")
-        canvas.box(left + LABELS, y, length, BAR, _colour(row))
+        canvas.words(left + labels - 8, y + BAR - 4, row, size=11.5, weight=weight, anchor="end")
+        canvas.box(left + labels, y, length, BAR, _colour(row))
         if value > most:
-            end = left + LABELS + length - 14
+            end = left + labels + length - 14
             canvas.line([(end, y + BAR + 3), (end + 6, y - 3)], CARD, 4)
         canvas.words(
-            left + LABELS + length + 6,
+            left + labels + length + 6,
             y + BAR - 4,
             number(value, column.digits),
             size=11.5,
@@ -129,8 +134,8 @@ def _panel(canvas: Canvas, table: Table, column: Column, left: float, top: float
         y += BAR + GAP
     for row, cells in table.cells.items():
         if row not in values and column.key in cells:
-            canvas.words(left + LABELS - 8, y + BAR - 4, row, size=11.5, anchor="end")
-            canvas.words(left + LABELS, y + BAR - 4, "–", size=11.5, colour=FAINT)
+            canvas.words(left + labels - 8, y + BAR - 4, row, size=11.5, anchor="end")
+            canvas.words(left + labels, y + BAR - 4, "–", size=11.5, colour=FAINT)
             y += BAR + GAP
     return y
 

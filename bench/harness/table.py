@@ -62,7 +62,8 @@ class Table:
     """The goals that could be judged, with the ratio that was measured."""
     notes: list[str] = field(default_factory=list)
     picture: str = "bars"
-    """How it is drawn: `bars`, a panel for each column; `lines`, a line for each row over the columns; or `none`."""
+    """How it is drawn: `bars`, a panel for each column with the best row on top; `in order`, the same without sorting;
+    `lines`, a line for each row over the columns; or `none`."""
     about: dict[str, Any] = field(default_factory=dict)
     noisy: Sequence[str] = ()
     """Rows whose figures are too small to be compared with a baseline."""

@@ -27,10 +27,7 @@ PEERS = ("redis-py", "redis-py, asyncio", "python-redis-lock", "kazoo", "etcd v3
 """Whether Redis waits for its disk makes no difference here."""
 
 COLUMNS = (
-    *(
-        Column(f"{state} connections", f"{state}: connections", drawn=state in STATES[:3], checked=0.01)
-        for state in STATES
-    ),
+    *(Column(f"{state} connections", f"{state}: connections", drawn=state != "idle", checked=0.01) for state in STATES),
     *(Column(f"{state} client", f"{state}: client MB", digits=1, drawn=False) for state in WEIGHED),
     *(Column(f"{state} server", f"{state}: server MB", digits=1, drawn=False) for state in WEIGHED),
 )

@@ -49,7 +49,8 @@ def measure(run: Run) -> list[Table]:
         for one in contenders
         for size in (few, many)
     }
-    large = Table("crowd_large", f"a crowd in {PROCESSES} processes", f"dblock, asyncio, {few:,} waiters", COLUMNS)
+    title, reference = f"a crowd in {PROCESSES} processes", f"dblock, asyncio, {few:,} waiters"
+    large = Table("crowd_large", title, reference, COLUMNS, picture="in order")
     if contenders:
         large.fill(run.interleave(blocks, 1))
     return [small, large]

@@ -47,7 +47,13 @@ LIMITS = {
     "dblock: put among 1,000,000 keys": 1.2,
 }
 
-NAMES = dict(zip(BESIDE, ("fences_put", "fences_versions", "fences_update", "fences_keys"), strict=True))
+TABLES = {
+    "upsert": ("fences_put", "a put beside an upsert"),
+    "upsert, 10 versions": ("fences_versions", "a put that keeps ten versions beside an upsert that does"),
+    "update": ("fences_update", "an update of a fenced row beside one of a plain row"),
+    "dblock: put among 1,000 keys": ("fences_keys", "a put among many keys"),
+}
+"""The name and the title of the table of each write."""
 
 UPSERT = text(
     "INSERT INTO plain AS p (key, value, stored_at, stored_by)"
@@ -145,7 +151,8 @@ def measure(run: Run) -> list[Table]:
     measured = run.interleave(blocks, 12)
     tables = []
     for base, compared in BESIDE.items():
-        table = Table(NAMES[base], base, base, COLUMNS)
+        name, title = TABLES[base]
+        table = Table(name, title, base, COLUMNS, picture="in order")
         goals = [Goal(name, "p50", base, LIMITS[name]) for name in compared]
         tables.append(table.fill(measured.part((base, *compared)), goals))
     return tables

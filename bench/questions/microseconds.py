@@ -66,7 +66,8 @@ def _pair(run: Run) -> Table:
             )
         machine.pin(usage.tree(postgres.pid), 1)
         measured = run.interleave(blocks, 8)
-    return Table("microseconds_pair", "the parts of a pair", "two round trips", PAIR).fill(measured)
+    table = Table("microseconds_pair", "the parts of a pair", "two round trips", PAIR, picture="in order")
+    return table.fill(measured)
 
 
 def _hand_offs(run: Run) -> Sequence[Table]:
@@ -82,7 +83,8 @@ def _hand_offs(run: Run) -> Sequence[Table]:
         measured = run.interleave(blocks, 2)
     for one in contenders:
         title = f"{one.name}: the functions of a hand-off, {run.pick(8, 2)} processes"
-        table = Table(f"microseconds_{one.name}", title, ALL, FUNCTIONS).fill(measured.part([one.name]).apart())
+        table = Table(f"microseconds_{one.name}", title, ALL, FUNCTIONS, picture="in order")
+        table.fill(measured.part([one.name]).apart())
         table.cells = dict(sorted(table.cells.items(), key=lambda row: -row[1]["self"].value)[:ROWS])
         tables.append(table)
     return tables

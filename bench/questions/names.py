@@ -41,7 +41,10 @@ def measure(run: Run) -> list[Table]:
                 for name, team in run.teams(stack, [one], 1).items():
                     blocks[name] = partial(_pairs, team, size, run.pick(1.0, 0.1), each)
         measured = run.interleave(blocks, 6)
-    return [Table("names", "one client", f"dblock, {sizes[0]:,} names", COLUMNS).fill(measured)]
+    table = Table(
+        "names", "acquire and release, one client", f"dblock, {sizes[0]:,} names", COLUMNS, picture="in order"
+    )
+    return [table.fill(measured)]
 
 
 def _pairs(team: Team, size: int, seconds: float, each: float) -> Sample:

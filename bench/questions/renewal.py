@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from functools import partial
 
+import psycopg
+
 from bench.harness.contender import Contender
 from bench.harness.question import Question, Run
 from bench.harness.rounds import Block, Cost, Sample
@@ -39,7 +41,7 @@ def measure(run: Run) -> list[Table]:
     for one in run.arena.contenders("kazoo", ttl=TTL):
         for size in sizes[:4]:
             blocks[_row("kazoo", size)] = partial(_hold, one, size, seconds)
-    table = Table("renewal", "leases of 3 s", _row("dblock", run.pick(1_000, 10)), COLUMNS)
+    table = Table("renewal", "leases of 3 s", _row("dblock", run.pick(1_000, 10)), COLUMNS, picture="in order")
     table.noisy = [_row("dblock", size) for size in sizes if size < 1_000]
     return [table.fill(run.interleave(blocks, 2))]
 
@@ -50,12 +52,14 @@ def _row(name: str, leases: int) -> str:
 
 def _hold(contender: Contender, leases: int, seconds: float) -> Sample:
     with Team(contender, 1) as team:
-        team.run("hold_many", name=f"many {time.monotonic_ns()}", number=leases)
+        name = f"many {time.monotonic_ns()}"
+        team.run("hold_many", name=name, number=leases)
         time.sleep(min(TTL / 2, seconds))
         of_client, of_server, began = Cost(team.pids), Cost(contender.servers), time.monotonic()
         time.sleep(seconds)
         lasted = time.monotonic() - began
         client, server = of_client.seconds() / lasted, of_server.seconds() / lasted
+        _check_that_all_are_held(contender, name, leases)
         for process in team.processes:
             process.kill()  # to release ten thousand locks would take long
     return {
@@ -64,6 +68,19 @@ def _hold(contender: Contender, leases: int, seconds: float) -> Sample:
         "client each": client * 1e6 / leases,
         "server each": server * 1e6 / leases,
     }
+
+
+def _check_that_all_are_held(contender: Contender, name: str, leases: int) -> None:
+    """Raise an error if the client of dblock was too slow to renew every lease, because then it had less to do."""
+    if not contender.name.startswith("dblock"):
+        return
+    with psycopg.connect(contender.where, autocommit=True) as owner:
+        row = owner.execute(
+            "SELECT count(*) FROM dblock.distributed_locks WHERE name LIKE %s AND expires_at > clock_timestamp()",
+            [f"{name} %"],
+        ).fetchone()
+    if row is None or row[0] < leases:
+        raise RuntimeError(f"only {row and row[0]} of {leases} leases are still held: this machine is too slow")
 
 
 QUESTION = Question("renewal", "What does it cost to keep leases alive?", measure)

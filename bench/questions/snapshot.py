@@ -34,21 +34,22 @@ def measure(run: Run) -> list[Table]:
         measured = run.interleave(blocks, 3).apart()
     tables = []
     for name in teams:
-        beside, *_ = phases = _rows(name, number)
-        table = Table(f"snapshot_{name}", f"{name}: one lock, one client", name, COLUMNS)
+        beside, *_ = phases = _rows(name)
+        title = f"one lock, before, after {number:,} pairs beside a snapshot, and after its end"
+        table = Table(f"snapshot_{name}", title, name, COLUMNS, picture="in order")
         goals = [Goal(beside, "p50", name, 2.5)] if name == "dblock" else []
         tables.append(table.fill(measured.part((name, *phases)), goals))
     return tables
 
 
-def _rows(name: str, number: int) -> tuple[str, str]:
-    return f"{name}, after {number:,} cycles beside a snapshot", f"{name}, snapshot ended"
+def _rows(name: str) -> tuple[str, str]:
+    return f"{name}, beside a snapshot", f"{name}, after its end"
 
 
 def _phases(team: Team, number: int) -> Sample:
     """Measure one lock before a snapshot, at its end and after it."""
     name, tenth, lock = team.contender.name, number // 10, f"hot {time.monotonic_ns()}"
-    beside, after = _rows(name, number)
+    beside, after = _rows(name)
     team.run("cycles", number=tenth, name=lock)
     found = _cycles(team, tenth, lock, name)
     with psycopg.connect(team.contender.where) as report:

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from bench import publish
 from bench.__main__ import all_questions
 
 pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others, pytest.mark.timeout(600)]
@@ -28,11 +29,13 @@ def test_every_question_prints_a_table_and_draws_it(tmp_path: Path) -> None:
     few = ["dblock", "dblock, asyncio", "sketch", "redis-py, fsync"]
     questions = {name: one for name, one in all_questions().items() if name != "pair"}  # which the next test asks
     printed = run(tmp_path, *questions, "--only", *few)
+    places = {name for page in publish.pages() for _, name, _ in publish.BLOCK.findall(page.read_text())}
     for name, question in questions.items():
         assert question.asks in printed
         tables = json.loads((tmp_path / f"{name}.json").read_text())["tables"]
         for table in tables:
             assert table["rows"], table["name"]
+            assert table["name"] in places, f"no page of docs/performance shows {table['name']}"
             assert ElementTree.parse(tmp_path / f"{table['name']}.svg").getroot().tag.endswith("svg")
 
 

@@ -78,7 +78,7 @@ def test_table_survives_its_json() -> None:
     assert "NaN" not in str(made.data()["rows"])
 
 
-@pytest.mark.parametrize("kind", ["bars", "lines"])
+@pytest.mark.parametrize("kind", ["bars", "in order", "lines"])
 def test_picture_is_one_svg_with_every_row(kind: str) -> None:
     made = table([10.0], [20.0], picture=kind)
     made.cells["a <b> & c"] = made.cells["dblock"]
