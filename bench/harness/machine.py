@@ -88,3 +88,12 @@ def pin(pids: set[int], core: int) -> None:
             with contextlib.suppress(OSError):  # it has ended
                 for task in os.listdir(f"/proc/{pid}/task"):
                     os.sched_setaffinity(int(task), {cores[core % len(cores)]})
+
+
+def unpin(pids: set[int]) -> None:
+    """Let these processes run on every core that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        for pid in pids:
+            with contextlib.suppress(OSError):  # it has ended
+                for task in os.listdir(f"/proc/{pid}/task"):
+                    os.sched_setaffinity(int(task), os.sched_getaffinity(0))

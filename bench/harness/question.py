@@ -46,15 +46,20 @@ class Run:
         self, stack: ExitStack, contenders: Sequence[Contender], clients: int, kind: str = "process"
     ) -> dict[str, Team]:
         """Start a team for each contender. One whose clients do not start is left out, with a message."""
-        started = {}
-        for one in contenders:
-            progress(f"starting {one.name}")
+        ready = {}
+        teams = [Team(one, clients, kind) for one in contenders]
+        for team in teams:
+            stack.callback(team.kill)
+            team.start()  # all at once, because each waits most of the time
+        for team in teams:
+            name = team.contender.name
+            progress(f"starting {name}")
             try:
-                started[one.name] = stack.enter_context(Team(one, clients, kind))
+                ready[name] = stack.enter_context(team)
             except WorkerError as error:
-                self.failed[one.name] = f"its clients did not start: {cause(error)}"
-                say(f"{one.name} is left out: {self.failed[one.name]}", error)
-        return started
+                self.failed[name] = f"its clients did not start: {cause(error)}"
+                say(f"{name} is left out: {self.failed[name]}", error)
+        return ready
 
 
 @dataclass(frozen=True)

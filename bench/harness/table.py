@@ -205,6 +205,8 @@ def plain(table: Table) -> str:
         out.append("  ".join([first, *rest]).rstrip())
     if table.reference in table.cells:
         out.append(f"× {table.reference} = 1, measured in the same run")
+    else:
+        out.append(f"There are no ratios, because {table.reference} was not measured.")
     for goal, measured in table.goals:
         column = table.column(goal.column)
         verdict = "met" if table.met(goal, measured) else "NOT MET"

@@ -73,21 +73,27 @@ class Team:
         self.processes: list[Any] = []
         """The workers."""
 
-    def __enter__(self) -> Team:
+    def start(self) -> Team:
+        """Start the workers, without waiting until they are ready."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         workers = self.clients if self.kind == "process" else 1
         each = 1 if self.kind == "process" else self.clients
+        for number in range(workers):
+            ours, theirs = context.Pipe()
+            worker = context.Process(
+                target=_work, args=(theirs, self.contender, self.kind, number * each, each), daemon=True
+            )
+            worker.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self.processes.append(worker)
+        return self
+
+    def __enter__(self) -> Team:
         try:
-            for number in range(workers):
-                ours, theirs = context.Pipe()
-                worker = context.Process(
-                    target=_work, args=(theirs, self.contender, self.kind, number * each, each), daemon=True
-                )
-                worker.start()
-                theirs.close()
-                self._pipes.append(ours)
-                self.processes.append(worker)
+            if not self.processes:
+                self.start()
             self.collect()
         except BaseException as error:
             self.__exit__(type(error), error, None)
@@ -147,6 +153,11 @@ class Team:
                     process.kill()  # it may wait for a lock that no other client will release
         for process in self.processes:
             process.join(5)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the workers that have not ended."""
+        for process in self.processes:
             if process.is_alive():
                 process.kill()
                 process.join()

@@ -41,7 +41,7 @@ def measure(run: Run) -> list[Table]:
     blocks: dict[str, Block] = {
         one.name: partial(_states, one, states, run.pick(6.0, 0.2), run.pick(1.0, 0.2)) for one in contenders
     }
-    table = Table("connections", "one process with one client", "redis-py", COLUMNS)
+    table = Table("connections", "one process with one client", "pg_advisory_lock", COLUMNS)
     return [table.fill(run.interleave(blocks, 1), GOALS)]
 
 

@@ -21,8 +21,6 @@ from bench.harness.rounds import Block, Cost, Sample, quantile
 from bench.harness.table import Column, Goal, Table
 from bench.harness.workers import Team
 
-PROCESSES = 4
-
 COLUMNS = (
     Column("seconds", "all served within s", digits=2, checked=0.3),
     Column("connections", "connections", checked=0.01),
@@ -36,32 +34,34 @@ COLUMNS = (
 
 
 def measure(run: Run) -> list[Table]:
-    few, many = run.pick(200, 8), run.pick(10_000, 40)
+    few, many, processes = run.pick(200, 4), run.pick(10_000, 8), run.pick(4, 2)
     contenders = run.arena.contenders("dblock", "dblock, asyncio", SKETCH, *LEASED, *SESSION)
-    blocks: dict[str, Block] = {one.name: partial(_serve, one, few, run.pick(2.0, 0.3)) for one in contenders}
-    small = Table("crowd", f"{few} waiters in {PROCESSES} processes", "python-redis-lock, fsync", COLUMNS)
+    blocks: dict[str, Block] = {
+        one.name: partial(_serve, one, few, processes, run.pick(2.0, 0.1)) for one in contenders
+    }
+    small = Table("crowd", f"{few} waiters in {processes} processes", "python-redis-lock, fsync", COLUMNS)
     small.fill(
         run.interleave(blocks, 3), [Goal("dblock", "connections", "", 8), Goal("dblock, asyncio", "connections", "", 8)]
     )
     contenders = run.arena.contenders("dblock, asyncio")
     blocks = {
-        f"{one.name}, {size:,} waiters": partial(_serve, one, size, run.pick(2.0, 0.3))
+        f"{one.name}, {size:,} waiters": partial(_serve, one, size, processes, run.pick(2.0, 0.1))
         for one in contenders
         for size in (few, many)
     }
-    title, reference = f"a crowd in {PROCESSES} processes", f"dblock, asyncio, {few:,} waiters"
+    title, reference = f"a crowd in {processes} processes", f"dblock, asyncio, {few:,} waiters"
     large = Table("crowd_large", title, reference, COLUMNS, picture="in order")
     if contenders:
         large.fill(run.interleave(blocks, 1))
     return [small, large]
 
 
-def _serve(contender: Contender, waiters: int, settling: float) -> Sample:
+def _serve(contender: Contender, waiters: int, processes: int, settling: float) -> Sample:
     kind = "task" if contender.is_async else "thread"
     name = f"crowd {time.monotonic_ns()}"
     with ExitStack() as stack:
         holder = stack.enter_context(Team(contender, 1))
-        teams = [stack.enter_context(Team(contender, waiters // PROCESSES, kind)) for _ in range(PROCESSES)]
+        teams = [stack.enter_context(Team(contender, waiters // processes, kind)) for _ in range(processes)]
         holder.run("hold", name=name)
         pids = {pid for team in teams for pid in team.pids}
         before = usage.memory(pids)

@@ -35,7 +35,7 @@ GOALS = (
 
 def measure(run: Run) -> list[Table]:
     contenders = run.arena.contenders("dblock", "dblock, efficiency", "dblock, asyncio", SKETCH, *LEASED, *SESSION)
-    seconds = run.pick(3.0, 0.25)
+    seconds = run.pick(3.0, 0.1)
     with ExitStack() as stack:
         blocks: dict[str, Block] = {
             name: partial(turn_block, team, seconds, run.scratch, HOLD, PAUSE, alternate=True)

@@ -36,7 +36,7 @@ GOALS = (
 
 
 def measure(run: Run) -> list[Table]:
-    processes, seconds = run.pick(8, 3), run.pick(2.0, 0.2)
+    processes, seconds = run.pick(8, 2), run.pick(2.0, 0.2)
     contenders = run.arena.contenders(*OURS, SKETCH, *LEASED, *SESSION)
     with ExitStack() as stack:
         blocks: dict[str, Block] = {

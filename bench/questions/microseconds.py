@@ -13,14 +13,14 @@ from functools import partial
 
 import psycopg
 
-from bench.harness import machine, servers, usage
+from bench.harness import machine, usage
 from bench.harness.arena import DBLOCK
 from bench.harness.contender import Contender
 from bench.harness.question import Question, Run, pair_block, turn_block
 from bench.harness.rounds import Block, Sample
 from bench.harness.table import Column, Table
 from bench.harness.workers import Team
-from bench.peers import pgbench, sketch
+from bench.peers import pgbench
 
 FLOORS = "bench.peers.floors"
 
@@ -66,14 +66,16 @@ def _pair(run: Run) -> Table:
             )
         machine.pin(usage.tree(postgres.pid), 1)
         measured = run.interleave(blocks, 8)
+        machine.unpin(usage.tree(postgres.pid))
     table = Table("microseconds_pair", "the parts of a pair", "two round trips", PAIR, picture="in order")
     return table.fill(measured)
 
 
 def _hand_offs(run: Run) -> Sequence[Table]:
-    tables = []
-    with servers.postgres(run.scratch, {"track_functions": "all"}) as postgres:
-        sketch.install(postgres.where)
+    tables, postgres = [], run.arena.postgres
+    with psycopg.connect(postgres.where, autocommit=True) as owner:
+        owner.execute("ALTER ROLE postgres SET track_functions = 'all'")
+        run.arena.contenders("sketch")  # installs it
         contenders = [
             Contender(name, make, postgres.where, postgres.pid)
             for name, make in LOCKS.items()
@@ -81,6 +83,7 @@ def _hand_offs(run: Run) -> Sequence[Table]:
         ]
         blocks: dict[str, Block] = {one.name: partial(_counted, run, one) for one in contenders}
         measured = run.interleave(blocks, 2)
+        owner.execute("ALTER ROLE postgres RESET track_functions")
     for one in contenders:
         title = f"{one.name}: the functions of a hand-off, {run.pick(8, 2)} processes"
         table = Table(f"microseconds_{one.name}", title, ALL, FUNCTIONS, picture="in order")

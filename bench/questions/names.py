@@ -31,7 +31,7 @@ COLUMNS = (
 
 
 def measure(run: Run) -> list[Table]:
-    sizes = run.pick((1_000, 10_000, 100_000, 1_000_000), (100, 1_000))
+    sizes = run.pick((1_000, 10_000, 100_000, 1_000_000), (1_000,))
     with ExitStack() as stack:
         blocks: dict[str, Block] = {}
         for contender in run.arena.contenders("dblock"):

@@ -53,6 +53,8 @@ def measure(run: Run) -> list[Table]:
         for contender in contenders:
             machine.pin(usage.tree(contender.pid), 1)
         measured = run.interleave(blocks, 12)
+        for contender in contenders:
+            machine.unpin(usage.tree(contender.pid))
     table = Table("pair", "acquire and release, one client", "redis-py, fsync", COLUMNS)
     table.notes.append(
         "pgbench makes dblock's two calls in C. Contenders without “socket” use TCP on loopback. Without fsync, Redis "

@@ -20,8 +20,6 @@ from bench.harness.table import Column, Table
 from bench.harness.workers import Team
 from bench.peers import sketch
 
-DELAY_US = 1000
-
 COLUMNS = (
     Column("p50", "pair p50 µs", checked=0.15),
     Column("p99", "pair p99 µs", drawn=False),
@@ -38,8 +36,9 @@ def measure(run: Run) -> list[Table]:
     if shutil.which("cc") is None:
         print("slow_disk needs a C compiler: left out", file=sys.stderr)
         return []
+    delay = run.pick(1000, 1)
     with ExitStack() as stack:
-        postgres = stack.enter_context(servers.postgres(run.scratch, fsync_delay_us=DELAY_US))
+        postgres = stack.enter_context(servers.postgres(run.scratch, fsync_delay_us=delay))
         sketch.install(postgres.where)
         contenders = [
             Contender("dblock", f"{DBLOCK}:Dblock", postgres.where, postgres.pid),
@@ -48,7 +47,7 @@ def measure(run: Run) -> list[Table]:
             Contender("pg_advisory_lock", f"{ADVISORY}:AdvisoryLock", postgres.where, postgres.pid),
         ]
         if run.arena.installed("redis-py") and (
-            redis := stack.enter_context(servers.redis(run.scratch, fsync=True, fsync_delay_us=DELAY_US))
+            redis := stack.enter_context(servers.redis(run.scratch, fsync=True, fsync_delay_us=delay))
         ):
             contenders += [Contender("redis-py, fsync", f"{REDIS}:RedisPy", redis.where, redis.pid)]
             if run.arena.installed("python-redis-lock"):

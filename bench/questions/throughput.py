@@ -33,7 +33,7 @@ def measure(run: Run) -> list[Table]:
 
 
 def _as(run: Run, kind: str) -> list[Table]:
-    sizes = run.pick(SIZES, (1, 2))
+    sizes = run.pick(SIZES, (2,))
     seconds = run.pick(1.0, 0.05)
     options = {"pool_size": 16} if kind != "process" else {}
     ours = TASKS[:2] if kind == "task" else OURS

@@ -26,7 +26,7 @@ def run(out: Path, *arguments: str) -> str:
 
 
 def test_every_question_prints_a_table_and_draws_it(tmp_path: Path) -> None:
-    few = ["dblock", "dblock, asyncio", "sketch", "redis-py, fsync"]
+    few = ["dblock", "dblock, asyncio", "sketch"]
     questions = {name: one for name, one in all_questions().items() if name != "pair"}  # which the next test asks
     printed = run(tmp_path, *questions, "--only", *few)
     places = {name for page in publish.pages() for _, name, _ in publish.BLOCK.findall(page.read_text())}
