@@ -23,6 +23,7 @@ from typing import Any
 from bench.harness import baseline, report
 from bench.harness.report import Answer, load
 from bench.harness.table import Table, markdown, number, ratio
+from bench.questions import ORDER
 
 ROOT = Path(__file__).parents[1]
 RESULTS, IMAGES = ROOT / "bench" / "results", ROOT / "docs" / "images"
@@ -42,7 +43,7 @@ COSTS = (
     ("hand-offs/s, 8 processes", "hand_off_rate", "rate"),
     ("one hand-off at rest, p50 ms", "hand_off_at_rest", "p50"),
     ("after kill −9 of the holder, s until the next grant", "takeover", "kill"),
-    ("connections of a process that holds a lock", "connections", "holding connections"),
+    ("connections of a process with 100 waiters", "connections", "100 waiting connections"),
 )
 """The rows of the summary: a heading, and the table and the column it is taken from."""
 
@@ -59,12 +60,19 @@ def blocks(answers: list[Answer]) -> dict[str, str]:
     """Return the text of each block by its name."""
     found: dict[str, str] = {"costs": ""}  # the README is complete without figures
     tables: list[Table] = []
-    for answer in answers:
+    goals: list[str] = []
+    for answer in sorted(answers, key=lambda answer: ORDER.index(answer["question"])):
         for table in report.tables(answer):
             tables.append(table)
             found[table.name] = _block(table, answer["asks"])
+            goals += _goals(answer["question"].replace("_", " "), table)
     if tables:
-        found |= {"goals": _goals(tables), "machine": _machine(tables), "versions": _versions(tables)}
+        head = ["", "| question | goal | limit | measured | |", "|---|---|---|---|---|"]
+        found |= {
+            "goals": "\n".join([*head, *goals, "", ""]),
+            "machine": _machine(tables),
+            "versions": _versions(tables),
+        }
         found["costs"] = _costs({table.name: table for table in tables})
     return found
 
@@ -75,20 +83,18 @@ def _block(table: Table, asks: str) -> str:
     ratios = (
         f"\nIn brackets: the ratio to {table.reference} in the same run.\n" if table.reference in table.cells else ""
     )
-    return f"\n{picture}{markdown(table)}{ratios}{notes}\n"
+    shown = markdown(table).replace(" ×)", "\u00a0×)")  # so that a narrow column does not part them
+    return f"\n{picture}{shown}{ratios}{notes}\n"
 
 
-def _goals(tables: list[Table]) -> str:
-    lines = ["", "| table | goal | limit | measured | |", "|---|---|---|---|---|"]
-    for table in tables:
-        for goal, measured in table.goals:
-            column = table.column(goal.column)
-            sign = "≤" if column.lower_is_better else "≥"
-            limit = f"{sign} {goal.limit:g}" + (f" × {goal.reference}" if goal.reference else "")
-            shown = f"{ratio(measured)} ×" if goal.reference else number(measured, column.digits)
-            verdict = "met" if table.met(goal, measured) else "**not met**"
-            lines.append(f"| {table.title} | {goal.row}: {column.heading} | {limit} | {shown} | {verdict} |")
-    return "\n".join([*lines, "", ""])
+def _goals(question: str, table: Table) -> Iterator[str]:
+    for goal, measured in table.goals:
+        column = table.column(goal.column)
+        sign = "≤" if column.lower_is_better else "≥"
+        limit = f"{sign} {goal.limit:g}" + (f" × {goal.reference}" if goal.reference else "")
+        shown = f"{ratio(measured)} ×" if goal.reference else number(measured, column.digits)
+        verdict = "met" if table.met(goal, measured) else "**not met**"
+        yield f"| {question}: {table.title} | {goal.row}: {column.heading} | {limit} | {shown} | {verdict} |"
 
 
 def _machine(tables: list[Table]) -> str:
@@ -143,11 +149,10 @@ def objections(answers: list[Answer]) -> Iterator[str]:
     """Yield why answers of a run do not belong into the docs."""
     if not answers:
         yield "there are no answers"
+    if partial := [answer["question"] for answer in answers if report.about(answer).get("options") != FULL]:
+        yield f"asked with --quick, --rounds, --only or --no-repeat: {', '.join(partial)}"
     for answer in answers:
-        about = report.about(answer)
-        if about.get("options") != FULL:
-            yield f"{answer['question']} was asked with --quick, --rounds, --only or --no-repeat"
-        for name, reason in about.get("failed", {}).items():
+        for name, reason in report.about(answer).get("failed", {}).items():
             yield f"{name} in {answer['question']}: {reason}"
     if len({report.about(answer).get("code") for answer in answers}) > 1:
         yield "the answers are about different states of dblock's code"

@@ -26,10 +26,11 @@ WEIGHED = ("holding", "100 waiting")
 PEERS = ("redis-py", "redis-py, asyncio", "python-redis-lock", "kazoo", "etcd v3lock", *SESSION)
 """Whether Redis waits for its disk makes no difference here."""
 
-COLUMNS = (
-    *(Column(f"{state} connections", f"{state}: connections", drawn=state != "idle", checked=0.01) for state in STATES),
-    *(Column(f"{state} client", f"{state}: client MB", digits=1, drawn=False) for state in WEIGHED),
-    *(Column(f"{state} server", f"{state}: server MB", digits=1, drawn=False) for state in WEIGHED),
+CONNECTIONS = tuple(
+    Column(f"{state} connections", f"{state}: connections", drawn=state != "idle", checked=0.01) for state in STATES
+)
+MEMORY = tuple(
+    Column(f"{state} {side}", f"{state}: {side} MB", digits=1) for state in WEIGHED for side in ("client", "server")
 )
 
 GOALS = tuple(Goal("dblock", f"{state} connections", "", 1) for state in ("holding", "waiting"))
@@ -41,8 +42,12 @@ def measure(run: Run) -> list[Table]:
     blocks: dict[str, Block] = {
         one.name: partial(_states, one, states, run.pick(6.0, 0.2), run.pick(1.0, 0.2)) for one in contenders
     }
-    table = Table("connections", "one process with one client", "pg_advisory_lock", COLUMNS)
-    return [table.fill(run.interleave(blocks, 1), GOALS)]
+    measured = run.interleave(blocks, 1)
+    title, reference = "one process with one client", "pg_advisory_lock"
+    return [
+        Table("connections", title, reference, CONNECTIONS).fill(measured, GOALS),
+        Table("memory", title, reference, MEMORY).fill(measured),
+    ]
 
 
 def _states(contender: Contender, states: tuple[str, ...], quiet: float, settling: float) -> Sample:

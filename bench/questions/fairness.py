@@ -31,7 +31,7 @@ def measure(run: Run) -> list[Table]:
     contenders = run.arena.contenders("dblock", "dblock, efficiency", SKETCH, *LEASED, *SESSION)
     with ExitStack() as stack:
         blocks: dict[str, Block] = {
-            name: partial(turn_block, team, run.pick(3.0, 0.2), run.scratch, HOLD)
+            name: partial(turn_block, team, run.pick(2.0, 0.2), run.scratch, HOLD)
             for name, team in run.teams(stack, contenders, run.pick(8, 2)).items()
         }
         measured = run.interleave(blocks, 3)

@@ -46,7 +46,7 @@ def measure(run: Run) -> list[Table]:
         costs = run.interleave(blocks, 8)
     with ExitStack() as stack:
         blocks = {
-            name: partial(turn_block, team, run.pick(3.0, 0.15), run.scratch, 0.02, 0.0075, alternate=True)
+            name: partial(turn_block, team, run.pick(2.0, 0.15), run.scratch, 0.02, 0.0075, alternate=True)
             for name, team in run.teams(stack, [*plain, *elections], 2).items()
         }
         changes = run.interleave(blocks, 4)

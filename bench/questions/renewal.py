@@ -30,7 +30,7 @@ COLUMNS = (
 
 def measure(run: Run) -> list[Table]:
     sizes = run.pick((1, 10, 100, 1_000, 10_000), (1, 10))
-    seconds = run.pick(6.0, 0.3)
+    seconds = run.pick(5.0, 0.3)
     blocks: dict[str, Block] = {}
     for one in run.arena.contenders("dblock", ttl=TTL):
         for size in sizes:

@@ -34,7 +34,7 @@ def measure(run: Run) -> list[Table]:
 
 def _as(run: Run, kind: str) -> list[Table]:
     sizes = run.pick(SIZES, (2,))
-    seconds = run.pick(1.0, 0.05)
+    seconds = run.pick(0.8, 0.05)
     options = {"pool_size": 16} if kind != "process" else {}
     ours = TASKS[:2] if kind == "task" else OURS
     names = TASKS[2:] if kind == "task" else (*LEASED, *SESSION)

@@ -194,8 +194,8 @@ def test_published_page_has_the_table_between_its_marks() -> None:
     page = "# Title\n\n<!-- bench: pair -->\nold\n<!-- end -->\n\nafter\n<!-- bench: goals -->\n<!-- end -->\n"
     shown = publish.render(page, texts)
     assert "old" not in shown
-    assert "| **dblock** | 10 (0.50 ×) | 10 (1.00 ×) |" in shown
-    assert "| one client | dblock: time µs | ≤ 0.5 × peer | 0.50 × | met |" in shown
+    assert "| **dblock** | 10 (0.50\u00a0×) | 10 (1.00\u00a0×) |" in shown
+    assert "| pair: one client | dblock: time µs | ≤ 0.5 × peer | 0.50 × | met |" in shown
     assert publish.render(shown, texts) == shown
 
 
@@ -231,7 +231,7 @@ def test_only_a_full_run_without_failures_is_published(
     monkeypatch.setattr(publish, "IMAGES", images)
     monkeypatch.setattr(sys, "argv", ["publish", str(tmp_path / "run")])
     for about, message in (
-        ({"options": publish.FULL | {"rounds": 1}}, "pair was asked with --quick, --rounds, --only or --no-repeat"),
+        ({"options": publish.FULL | {"rounds": 1}}, "asked with --quick, --rounds, --only or --no-repeat: pair"),
         ({"failed": {"kazoo": "its server has ended"}}, "kazoo in pair: its server has ended"),
     ):
         with pytest.raises(SystemExit):
@@ -239,7 +239,7 @@ def test_only_a_full_run_without_failures_is_published(
         assert message in capsys.readouterr().err
         assert not results.exists()
     publish_run()
-    assert "| **dblock** | 10 (0.50 ×) |" in page.read_text()
+    assert "| **dblock** | 10 (0.50\u00a0×) |" in page.read_text()
     assert [path.name for path in images.iterdir()] == ["performance-pair.svg"]
 
 
