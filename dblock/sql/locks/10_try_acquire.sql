@@ -50,14 +50,15 @@ AS $$
 #variable_conflict use_column
 DECLARE
     ready boolean;
-    -- Only seconds: a day or a month of the calendar may last longer or shorter.
-    lease_time interval;
+    -- The ttl. Only seconds: a day or a month of the calendar may last longer or shorter.
     seconds double precision;
     -- The lock's last token, and the server start under which it was minted.
     last_token bigint;
     minted_start timestamptz;
     minted bigint;
     last_served bigint;
+    -- Where the row is, once it is locked.
+    version tid;
     -- Whether the last lease expired without a release.
     has_expired boolean;
     -- Whether the call has looked at the row before.
@@ -97,14 +98,19 @@ BEGIN
             ignored := set_config('lock_timeout', patience, true);
         END IF;
     END IF;
-    lease_time := seconds * interval '1 second';
+    -- While any session of the cluster has an old snapshot, all versions of the row stay, and the
+    -- index has an entry for each page of them. The newest is usually the last one. So the query
+    -- looks at them from the end, which Postgres does for a range alone.
     LOOP
-        SELECT l.token, l.minted_server_start, l.last_served_ticket, l.expires_at > '-infinity'
-        INTO last_token, minted_start, last_served, has_expired
+        SELECT l.token, l.minted_server_start, l.last_served_ticket, l.expires_at > '-infinity', l.ctid
+        INTO last_token, minted_start, last_served, has_expired, version
         FROM distributed_locks AS l
-        WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp() AND l.kind IS NULL
+        WHERE l.name >= try_acquire.name AND l.name <= try_acquire.name
+          AND l.expires_at <= clock_timestamp() AND l.kind IS NULL
           -- A ticket in the queue comes first.
           AND NOT (l.waiting AND try_acquire.fair AND try_acquire.ticket IS NULL)
+        ORDER BY l.name DESC
+        LIMIT 1
         FOR UPDATE SKIP LOCKED;  -- the strongest lock: it also conflicts with the KEY SHARE of assert_held()
         IF FOUND THEN
             IF try_acquire.ticket IS NOT NULL THEN
@@ -161,9 +167,9 @@ BEGIN
                 granted_at = moment,
                 released_at = NULL,
                 forced_at = NULL,
-                ttl = lease_time,
-                expires_at = moment + lease_time
-            WHERE l.name = try_acquire.name
+                ttl = seconds * interval '1 second',
+                expires_at = moment + seconds * interval '1 second'
+            WHERE l.ctid = version
             RETURNING true, l.token, l.expires_at, seconds, false
             INTO granted, token, expires_at, remaining, waiting;
             RETURN;

@@ -142,8 +142,8 @@ BUGS = (
         edits=(
             Edit(
                 GRANT,
-                "l.name = try_acquire.name AND l.expires_at <= clock_timestamp() AND",
-                "l.name = try_acquire.name AND l.expires_at <= clock_timestamp() + interval '150 ms' AND",
+                "l.expires_at <= clock_timestamp() AND l.kind IS NULL",
+                "l.expires_at <= clock_timestamp() + interval '150 ms' AND l.kind IS NULL",
             ),
         ),
     ),
