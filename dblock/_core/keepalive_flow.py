@@ -22,9 +22,23 @@ from dblock.errors import ClientClosed, DblockError
 
 logger = logging.getLogger("dblock")
 
+LASTING = 1.0
+"""Seconds after which a lease that is still held counts as lasting."""
+
 
 class Warm(NamedTuple):
     """Open the connection before it is needed, so that the first renewal does not have to."""
+
+
+class Reserve(NamedTuple):
+    """Have a session beside that of the presence, as long as leases are tied to a presence.
+
+    The end of both sessions shows that the server ends all its sessions. And if the server accepts no connection when
+    one of them ends, the client reports over the other one that it is alive.
+    """
+
+    lasting: bool
+    """Whether a lease has been held for a while. Until then, a connection that may be busy with a call will do."""
 
 
 class WaitForWake(NamedTuple):
@@ -37,6 +51,9 @@ class KeepAliveFlow:
     """The leases of one client, and the loop that keeps them. Waking the loop is the caller's part."""
 
     def __init__(self, flows: LockFlows) -> None:
+        self._flows = flows
+        self.lasting = LASTING
+        """Seconds after which a lease that is still held counts as lasting, in this client."""
         self.schedule = RenewalSchedule(flows, flows.clock)
         self._now = flows.clock
         self.reset_after_fork()
@@ -110,6 +127,9 @@ class KeepAliveFlow:
                     return
                 self._collect()
                 self._abandoned = yield from self.schedule.tick(self._abandoned)
+                kept_since = self.schedule.kept_since()
+                if self._flows.presence is not None and kept_since < math.inf:
+                    yield Reserve(self._now() >= kept_since + self.lasting)
             except ClientClosed:
                 return
             except Exception:
@@ -138,6 +158,11 @@ class KeepAliveFlow:
         """
         self._asleep_until = math.inf  # a lease that is added while the next one due is searched wakes the loop
         in_use, self._in_use = self._in_use, False
-        due = min(self.schedule.due_at(), self._now() + LONGEST_PAUSE if self._abandoned or in_use else math.inf)
+        now, lasts_at = self._now(), self.schedule.kept_since() + self.lasting
+        due = min(
+            self.schedule.due_at(),
+            now + LONGEST_PAUSE if self._abandoned or in_use else math.inf,
+            lasts_at if lasts_at > now else math.inf,
+        )
         self._asleep_until = due
-        return max(due - self._now(), 0.0)
+        return max(due - now, 0.0)

@@ -34,18 +34,6 @@ OWN_PART = 2 / 3
 LOOK_FOR = 1.0
 """Seconds for which the listener goes on to look at the socket after the last lease has ended."""
 
-SECOND_SESSION_FROM = 0.5
-"""Seconds of grace from which a client that holds leases keeps a second session, over which it renews them.
-
-In a shutdown, only the end of a second session shows that the server ends all sessions. With a shorter grace there is
-hardly time to learn of a shutdown.
-"""
-
-
-def renews_over_presence(grace: float | None) -> bool:
-    """Return whether a client with this grace renews its leases over the session of its presence."""
-    return grace is None or grace < SECOND_SESSION_FROM
-
 
 class SocketState(enum.Enum):
     """What a probe of a socket found, without reading from it."""

@@ -53,7 +53,8 @@ class RenewalSchedule:
     def __init__(self, service: LockFlows, now: Callable[[], float] = clock.now) -> None:
         self._flows = service
         self._now = now
-        self._states: dict[LeaseState, None] = {}
+        self._states: dict[LeaseState, float] = {}
+        """The leases, each with the moment from which on it is kept, oldest first."""
         self._latest: dict[str, LeaseState] = {}
         """The latest lease of each lock."""
         self._reached = False
@@ -73,7 +74,7 @@ class RenewalSchedule:
         """Renew this lease from now on."""
         if state.keep_alive and not self._reached:
             state.reply_awaited()
-        self._states[state] = None
+        self._states.setdefault(state, self._now())
         self._latest[state.name] = state
 
     def discard(self, state: LeaseState) -> None:
@@ -108,6 +109,13 @@ class RenewalSchedule:
     def keeps_any(self) -> bool:
         """Return whether there is a lease to renew or to release."""
         return bool(self._states)
+
+    def kept_since(self) -> float:
+        """Return from when on the oldest lease is kept; infinite if there is none. Any thread may ask."""
+        try:
+            return next(iter(self._states.values()), math.inf)
+        except RuntimeError:  # another thread has added or discarded one at this moment
+            return self.kept_since()
 
     def reached(self) -> None:
         """Record that the database can be reached: a lease that is lost now has expired."""

@@ -46,10 +46,15 @@ class CallRetry:
         """The call to send next."""
         self._outer = outer
         self.broken = False
-        """Whether a connection broke before the reply, so that the call may have been executed."""
+        """Whether a connection of the runner broke before the reply, so that the call may have been executed."""
         self.unsure = False
-        """The same, because a reply over the listener's connection did not come in time."""
+        """The same, because the listener's connection broke, or a reply over it did not come in time."""
         self._passing = 0
+
+    @property
+    def may_be_done(self) -> bool:
+        """Whether the call may have been executed."""
+        return self.broken or self.unsure
 
     def raise_or_move(self, error: psycopg.Error) -> None:
         """Raise the error of a call that borrowed the listener's connection, unless it moves to another one."""
@@ -68,7 +73,7 @@ class CallRetry:
         """
         if not is_undone(error):
             self.raise_or_retry(error, None)
-            refused.unanswered = refused.unanswered or self.broken
+            refused.unanswered = refused.unanswered or self.may_be_done
         raise refused from None
 
     def raise_or_retry(self, error: psycopg.Error, raw: RawConnection | None) -> bool:
@@ -90,8 +95,8 @@ class CallRetry:
             )
             unanswered.unanswered = True
             raise unanswered from error
-        if is_broken(error) and not self.broken:
-            self.broken = True
+        if is_broken(error) and not (self.broken and raw is not None):
+            self.broken, self.unsure = self.broken or raw is not None, self.unsure or raw is None
             self.call = self.call._replace(sql=self.call.again or self.call.sql)
             logger.info("runner: connection lost, retrying over a new one: %s", error)
             return True

@@ -147,7 +147,7 @@ def is_broken(error: psycopg.Error) -> bool:
     )
 
 
-def is_overdue(error: BaseException) -> bool:
+def is_overdue(error: BaseException | None) -> bool:
     """Return whether the reply did not come in time. The statement may still run."""
     return isinstance(error, Overdue)
 

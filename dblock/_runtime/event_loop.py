@@ -20,8 +20,10 @@ from typing import Any
 
 from dblock._core import clock
 from dblock._core.effects import Call, Row
+from dblock._runtime.call_retry import CallRetry
+from dblock._runtime.error_mapping import is_overdue
 from dblock._runtime.keepalive_runner import KeepAliveRunner
-from dblock._runtime.pool import IDLE_FOR
+from dblock._runtime.pool import IDLE_FOR, AsyncPool
 from dblock._runtime.runner import AsyncRunner, Runner
 from dblock.errors import Unavailable
 
@@ -32,6 +34,10 @@ ASK_EVERY = 0.2
 
 BLOCKED_AFTER = 0.5
 """Seconds without a reply after which the loop counts as blocked."""
+
+
+LASTING = 0.2
+"""Seconds after which a lease counts as lasting. A loop that is blocked cannot use the connections of its pool."""
 
 
 class LoopWatch:
@@ -93,6 +99,26 @@ class LoopCalls:
         """Whether the pool has a connection open, and the loop runs."""
         return self._runner.may_lend and self._watch.runs()
 
+    @property
+    def pool(self) -> AsyncPool:
+        """The pool. Only the loop may use it."""
+        return self._runner._pool
+
+    @property
+    def terminated_at(self) -> float:
+        """When the server last ended one of its sessions with a message, on the clock of dblock._core.clock."""
+        return self._runner.terminated_at
+
+    def warm(self) -> None:
+        """Let the loop open a connection if it has none. Do not wait for it."""
+        if not self.pool.is_empty():
+            return
+        warming = self._runner.warm()
+        try:
+            asyncio.run_coroutine_threadsafe(warming, self._watch.loop)
+        except RuntimeError:  # the loop is closed
+            warming.close()
+
     def shrink(self) -> float:
         """Let the loop close connections that have been idle for long. Return the seconds until the next one has."""
         left = self._runner.surplus_in()
@@ -129,16 +155,21 @@ class LoopKeepAliveRunner(KeepAliveRunner):
     def __init__(self, *args: Any, loop: LoopCalls, **options: Any) -> None:
         super().__init__(*args, **options)
         self._loop = loop
+        if self._home_of_client is not None:
+            self._keep_reserve(loop.pool, self._home_of_client)
 
-    def _call_without_home(self, call: Call) -> Row | None:
+    def _warm_calls(self) -> None:
+        self._loop.warm()
+
+    def _call_without_home(self, call: Call, trouble: CallRetry | None = None) -> Row | None:
         try:
-            return super()._call_without_home(call)
+            return super()._call_without_home(call, trouble)
         except Unavailable as error:
-            if error.unanswered or self.is_refusal(error.__cause__) or not self._loop.can_lend:
+            if is_overdue(error.__cause__) or self.is_refusal(error.__cause__) or not self._loop.can_lend:
                 raise
             self.opening.failed("runner: could not open a connection, borrowing one of the pool: %s", error)
             try:
-                return self._loop.call(call, lent=True)
+                return self._loop.call(call if trouble is None else trouble.call, lent=True)
             except _Blocked:
                 raise error from None
 
@@ -159,6 +190,11 @@ class LoopListenerRunner:
             with contextlib.suppress(_Blocked):
                 return self._loop.call(effect, lent=False)
         return self._keepalive_runner.perform(effect)
+
+    @property
+    def terminated_at(self) -> float:
+        """When the server last ended a session of the loop's pool, on the clock of dblock._core.clock."""
+        return self._loop.terminated_at
 
     def shrink(self) -> float:
         """Close connections that have been idle for long, in the event loop. Return the seconds until the next one."""

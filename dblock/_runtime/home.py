@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 from dblock._core.effects import Call, Row
 from dblock._core.grants import GrantFlows
@@ -45,6 +45,13 @@ LOANS = 4
 """How many calls borrow the home within IDLE_FOR seconds. The next one opens a connection of the pool."""
 
 
+class Lends(Protocol):
+    """A connection that can be borrowed for a call."""
+
+    def lend(self, call: Call, within: float, wait: float) -> Row | None:
+        """Make a call over it. Raise NotLent if it is not free in time."""
+
+
 class Home:
     """Lends the connection of a client's listener."""
 
@@ -52,6 +59,9 @@ class Home:
         self._flows = flows
         self._flow: ListenerFlow | None = None
         self._renewal_due_at: Callable[[], float]
+        self._keeps_leases: Callable[[], bool]
+        self.reserve: Callable[[], Lends | None] = lambda: None
+        """Returns the client's second connection if it is open. A call that has no other one borrows it."""
         self.reset_after_fork()
         call_after_fork(self)
 
@@ -61,10 +71,13 @@ class Home:
         """When the home was lent last."""
         self._under_way: set[_Loan] = set()
 
-    def set_up(self, flow: ListenerFlow, renewal_due_at: Callable[[], float]) -> None:
-        """Lend the connection of this flow. The function returns when the next renewal is due."""
+    def set_up(self, flow: ListenerFlow, renewal_due_at: Callable[[], float], keeps_leases: Callable[[], bool]) -> None:
+        """Lend the connection of this flow.
+
+        The functions return when the next renewal is due, and whether the client has leases.
+        """
         flow.is_home = True
-        self._flow, self._renewal_due_at = flow, renewal_due_at
+        self._flow, self._renewal_due_at, self._keeps_leases = flow, renewal_due_at, keeps_leases
 
     @property
     def connection(self) -> ListenerConnection | None:
@@ -76,6 +89,16 @@ class Home:
     def is_open(self) -> bool:
         """Whether there is a connection."""
         return self.connection is not None
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is a connection to borrow for a call that has no other one."""
+        return self.is_open or self.reserve() is not None
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the client needs no other connection: this one is open, and no lease depends on its session."""
+        return self.is_open and (self._flows.presence is None or not self._keeps_leases())
 
     @property
     def in_use(self) -> bool:
@@ -115,7 +138,8 @@ class Home:
     def call(self, call: Call, within: float, wait: float | None = None) -> Row | None:
         """Make a call of the user's thread. Raise NotLent if the connection is not free in time.
 
-        A call that has no other connection passes `wait`: it waits for so many seconds, and borrows for longer.
+        A call that has no other connection passes `wait`: it waits for so many seconds, and borrows for longer. If
+        there is no home, it borrows the reserve.
         """
         came = threading.Lock()  # not an Event, which an interrupt may break
         came.acquire()
@@ -151,7 +175,7 @@ class Home:
         return loan.result()
 
     def _loan(self, call: Call, within: float, wait: float | None, ended: Callable[[], object]) -> _Loan:
-        connection = self.connection
+        connection: Lends | None = self.connection or (self.reserve() if wait is not None else None)
         if connection is None:
             raise NotLent
         return _Loan(connection, call, within, wait, ended, self._under_way)
@@ -162,7 +186,7 @@ class _Loan:
 
     def __init__(
         self,
-        connection: ListenerConnection,
+        connection: Lends,
         call: Call,
         within: float,
         wait: float | None,

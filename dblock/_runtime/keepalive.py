@@ -1,7 +1,7 @@
 """The keep-alive: performs the loop of dblock._core.keepalive_flow for all leases of a client.
 
-It has a thread and a connection of its own, also for an AsyncClient, so that neither a busy pool nor a blocked caller
-nor a blocked event loop can delay a renewal.
+It has a thread of its own, also for an AsyncClient, so that neither a blocked caller nor a blocked event loop can delay
+a renewal. dblock._runtime.keepalive_runner chooses the connection.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 from dblock._core.acquire import LockFlows
 from dblock._core.effects import Flow, drive
-from dblock._core.keepalive_flow import KeepAliveFlow, WaitForWake, Warm
+from dblock._core.keepalive_flow import KeepAliveFlow, Reserve, WaitForWake, Warm
 from dblock._core.lease_state import LeaseState
 from dblock._core.presence import Presence
 from dblock._runtime.forks import call_after_fork
-from dblock._runtime.runner import Runner
+from dblock._runtime.keepalive_runner import KeepAliveRunner
 from dblock._runtime.threads import start_only_thread
 
 
@@ -84,7 +84,9 @@ class _KeepAliveBase:
 class KeepAlive(_KeepAliveBase):
     """Runs the loop in a thread of its own, from the first lease on."""
 
-    def __init__(self, runner: Runner, flows: LockFlows, each_turn: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, runner: KeepAliveRunner, flows: LockFlows, each_turn: Callable[[], object] = lambda: None
+    ) -> None:
         """`each_turn` is called in the thread whenever it wakes up."""
         self._runner = runner
         self._each_turn = each_turn
@@ -135,4 +137,6 @@ class KeepAlive(_KeepAliveBase):
             return self._each_turn()
         if isinstance(effect, Warm):
             return self._runner.warm()
+        if isinstance(effect, Reserve):
+            return self._runner.reserve(effect.lasting)
         return self._runner.perform(effect)

@@ -3,16 +3,18 @@
 Guarantee: a renewal waits for no call of the user, and needs no new connection as long as the client has one. It goes
 over the first of these that is free:
 
-1. the client's home, which is the listener's connection, unless the call is large;
-2. a connection of its own, if one is open;
+1. a connection of its own, if one is open;
+2. the client's home, which is the listener's connection, unless the call is large;
 3. an idle connection of the pool;
 4. a new connection.
 
-If replies are slow, the second one is opened before it is needed. If the server accepts no more connections, the
-renewal waits for the pool's. If there is none, the renewal cancels what is under way over the home, and goes over that.
+If the server accepts no more connections, the renewal waits for the pool's. If there is none, the renewal cancels what
+is under way over the home, and goes over that.
 
-A client whose listener connects elsewhere has no home, and a client with a long grace renews over a second session.
-Both open a connection for renewals before the first one is due.
+The first one is the *reserve* of a client whose leases are tied to a presence. With the home alone, the end of one
+session could cost them: on a full server, and in a shutdown, in which only the end of a second session shows that the
+server ends all of them. A client without a presence opens it only if replies are slow. A client whose listener connects
+elsewhere has no home, and opens it with the first lease.
 """
 
 from __future__ import annotations
@@ -21,16 +23,18 @@ import contextlib
 import math
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 
 from dblock._core.effects import Call, Row
-from dblock._runtime.call_retry import CallRetry
-from dblock._runtime.connection import RawConnection
+from dblock._runtime.call_retry import CallRetry, must_cancel
+from dblock._runtime.connection import POLL_INTERVAL, RawConnection, poll_interval
+from dblock._runtime.error_mapping import is_overdue
 from dblock._runtime.home import Home
 from dblock._runtime.listener_connection import NotLent
-from dblock._runtime.pool import Pool, Returns
+from dblock._runtime.pool import AsyncPool, Pool, Returns
 from dblock._runtime.runner import Runner
 from dblock._runtime.threads import start_thread
 from dblock.errors import Unavailable
@@ -43,6 +47,9 @@ SLOW = 1 / 8
 
 SLOW_FOR = 60.0
 """Seconds for which a connection of its own stays open after the last slow reply."""
+
+RESERVED_FOR = 5.0
+"""Seconds for which it stays open after the last lasting lease."""
 
 LONGEST_WAIT = 1.0
 """Seconds that a renewal waits for the home, at most. Then it goes over another connection."""
@@ -67,14 +74,61 @@ class KeepAliveRunner(Runner):
         """`home` is None for a client that does not renew over it."""
         super().__init__(*args, **options)
         self._home_of_client = home
-        self._slow_until = -math.inf
+        self._slow_until = self._reserved_until = -math.inf
         if home is not None:
-            self._pool.may_be_empty = lambda: home.is_open and time.monotonic() >= self._slow_until
+            self._pool.may_be_empty = lambda: (
+                home.is_enough and time.monotonic() >= max(self._slow_until, self._reserved_until)
+            )
+            home.reserve = lambda: self if self._pool.in_use else None
+            if self._spare is not None:
+                self._keep_reserve(self._spare._pool, home)
+
+    def _keep_reserve(self, pool: Pool | AsyncPool, home: Home) -> None:
+        """Let the pool of the calls close its last connection only if another one is the reserve, or none is needed."""
+        pool.may_be_empty = lambda: home.is_open and (home.is_enough or not self._pool.is_empty())
 
     def warm(self) -> None:
         """Open a connection before it is needed, unless the client has a home."""
         if self._home_of_client is None:
             super().warm()
+
+    def reserve(self, lasting: bool) -> None:
+        """Have a second session, so that the end of the home's alone costs no lease.
+
+        In the first moments of a lease, a connection of the pool is enough. For a `lasting` lease it is one that no
+        call of the user can keep busy.
+        """
+        if self._home_of_client is None:
+            return
+        if lasting:
+            self._reserved_until = time.monotonic() + RESERVED_FOR
+        if self._pool.is_empty():
+            self._begin(self._open_own if lasting else self._warm_calls)
+
+    def lend(self, call: Call, within: float, wait: float) -> Row | None:
+        """Make a call of the user over it, because the client has no other connection. Raise NotLent if it is busy."""
+        try:
+            raw = self._pool.take(wait)
+        except (psycopg.Error, Unavailable):
+            raise NotLent from None
+        try:
+            row: Row | None = raw.connection.wait(raw.exchange(call, within), poll_interval(within))
+            return row
+        except psycopg.Error as error:
+            if must_cancel(error, raw):
+                with contextlib.suppress(psycopg.Error):
+                    raw.connection.cancel_safe(timeout=max(call.giving_up, POLL_INTERVAL))
+                    raw.connection.wait(raw.drain(call.giving_up), poll_interval(call.giving_up))
+            raise
+        finally:
+            self._pool.give(raw)
+
+    def reserve_ended_at(self, calls_ended_at: float) -> float:
+        """Return when the server last ended the second session with a message, on the clock of dblock._core.clock.
+
+        `calls_ended_at` is when it ended one of those for calls.
+        """
+        return max(self.terminated_at, calls_ended_at) if self._pool.is_empty() else self.terminated_at
 
     def _call(self, call: Call, trouble: CallRetry | None = None) -> Row | None:
         home = self._home_of_client
@@ -83,21 +137,23 @@ class KeepAliveRunner(Runner):
         within = min(call.within, self.reply_within)
         trouble = CallRetry(self, call, sys.exc_info()[1])
         try:
-            if sum(len(arg or "") for arg in call.args) < LARGE:
+            if not self._pool.has_idle and sum(len(arg or "") for arg in call.args) < LARGE:
                 wait = min(within / 4, LONGEST_WAIT) if self._pool.is_empty() else 0.0
                 began = time.monotonic()
                 row = home.renew(call, within, wait)
                 if time.monotonic() - began >= within * SLOW:
-                    self._open_beside()
+                    self._slow_until = time.monotonic() + SLOW_FOR
+                    if self._pool.is_empty():
+                        self._begin(self._open_own)
                 return row
         except NotLent:
             pass
         except psycopg.Error as error:
             trouble.raise_or_retry(error, None)
         try:
-            return self._call_without_home(trouble.call)
+            return self._call_without_home(trouble.call, trouble)
         except Unavailable as error:
-            if error.unanswered or self.is_refusal(error.__cause__) or not home.is_open:
+            if is_overdue(error.__cause__) or self.is_refusal(error.__cause__) or not home.is_open:
                 raise
             try:
                 return home.renew(trouble.call, within, within, interrupts=True)
@@ -106,19 +162,37 @@ class KeepAliveRunner(Runner):
             except psycopg.Error as problem:
                 trouble.raise_or_give_up(problem, error)
 
-    def _open_beside(self) -> None:
-        """Open a connection in the background, for renewals that come while the home is busy."""
-        self._slow_until = time.monotonic() + SLOW_FOR
-        if self._pool.is_empty():
-            with contextlib.suppress(Unavailable):
-                start_thread("dblock connecting", self._warm_quietly)
+    def _begin(self, function: Callable[[], object]) -> None:
+        """Open a connection in the background. If that fails, the next turn of the keep-alive tries again."""
 
-    def _warm_quietly(self) -> None:
-        with contextlib.suppress(Exception):  # the next slow reply opens it
-            self._pool.give(self._pool.take())
+        def run() -> None:
+            with contextlib.suppress(Exception):
+                function()
 
-    def _call_without_home(self, call: Call) -> Row | None:
-        return super()._call(call)
+        with contextlib.suppress(Unavailable):
+            start_thread("dblock connecting", run)
+
+    def _open_own(self) -> None:
+        """Open a connection that no call of the user goes over, or take over an idle one of the pool."""
+        raw = self._spare._pool.cede_idle() if self._spare is not None else None
+        if raw is None:
+            super().warm()
+        else:
+            raw.prepares = False  # that would take a round trip
+            self._pool.adopt(raw)
+
+    def _warm_calls(self) -> None:
+        """Open a connection in the pool of the calls, if it has none."""
+        if self._spare is not None and self._spare._pool.is_empty():
+            self._spare.warm()
+
+    def _call_without_home(self, call: Call, trouble: CallRetry | None = None) -> Row | None:
+        return super()._call(call, trouble)
+
+    def _drop_idle(self) -> None:
+        super()._drop_idle()
+        if self._spare is not None and self._home_of_client is not None:
+            self._spare._drop_idle()
 
     def _take(self, within: float = math.inf, lent: bool = False) -> tuple[RawConnection, Returns]:
         if self._spare is not None and self._home_of_client is not None and self._pool.is_empty():

@@ -32,8 +32,8 @@ from dblock._core.listener_flow import ListenerFlow
 from dblock._core.waiters import LocalWaiter, LocalWaiters
 from dblock._runtime.error_mapping import server_states
 from dblock._runtime.forks import call_after_fork, forks_so_far, importing
+from dblock._runtime.keepalive_runner import KeepAliveRunner
 from dblock._runtime.listener_connection import HANG_UP, ListenerConnection, LoopReader, states_of
-from dblock._runtime.runner import Runner
 from dblock._runtime.target import Target
 from dblock._runtime.threads import start_only_thread, start_thread, start_timer
 from dblock._runtime.wakeups import ThreadWaiter
@@ -44,6 +44,10 @@ LONGEST_SLEEP = 3600.0
 
 class Performs(Protocol):
     """A runner, as far as the listener needs one."""
+
+    @property
+    def terminated_at(self) -> float:
+        """When the server last ended one of its sessions with a message, on the clock of dblock._core.clock."""
 
     def perform(self, effect: Any) -> Any:
         """Perform one effect of a lock's flow."""
@@ -108,7 +112,7 @@ class Listener(_ListenerBase):
     def __init__(
         self,
         runner: Performs,
-        keepalive_runner: Runner,
+        keepalive_runner: KeepAliveRunner,
         *args: Any,
         waiter: Callable[[LocalWaiters, str, str], LocalWaiter] = ThreadWaiter,
         each_turn: Callable[[], object] = lambda: None,
@@ -124,7 +128,7 @@ class Listener(_ListenerBase):
         self._waiter = waiter
         self._each_turn = each_turn
         super().__init__(*args)
-        self.flow.in_doubt.keepalive.ended_at = lambda: keepalive_runner.terminated_at
+        self.flow.in_doubt.keepalive.ended_at = lambda: keepalive_runner.reserve_ended_at(runner.terminated_at)
         self.flow.in_doubt.keepalive.refused = lambda: keepalive_runner.refused
 
     def _reset(self) -> None:

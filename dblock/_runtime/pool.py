@@ -27,6 +27,7 @@ from typing import Generic, Protocol, TypeVar
 
 from dblock._runtime.connection import RawConnection
 from dblock._runtime.forks import call_after_fork
+from dblock._runtime.pool_turns import Handed, Slot, TaskTurn, ThreadTurn
 from dblock.errors import ClientClosed, Unavailable
 
 IDLE_FOR = 5.0
@@ -40,14 +41,6 @@ GROW_WHEN_BUSY_FOR = 2.0
 """Seconds for which calls wait before one of them opens another connection, although connections come back."""
 
 
-class Slot:
-    """Permission to have one connection open."""
-
-
-Handed = RawConnection | Slot
-"""What a call gets from the pool: a connection, or a slot in which to open one."""
-
-
 class Returns(Protocol):
     """Takes back a connection that was borrowed."""
 
@@ -55,35 +48,7 @@ class Returns(Protocol):
         """Return the connection."""
 
 
-class _ThreadTurn:
-    """One call in the queue, for a thread. `handed` is set before the event."""
-
-    def __init__(self) -> None:
-        self.came = threading.Event()
-        self.handed: Handed | None = None
-
-    def give(self, handed: Handed | None) -> bool:
-        self.handed = handed
-        self.came.set()
-        return True
-
-
-class _TaskTurn:
-    """One call in the queue, for a task."""
-
-    def __init__(self) -> None:
-        self.came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.handed: Handed | None = None
-
-    def give(self, handed: Handed | None) -> bool:
-        if self.came.done():
-            return False  # its task was cancelled
-        self.handed = handed
-        self.came.set_result(None)
-        return True
-
-
-Turn = TypeVar("Turn", _ThreadTurn, _TaskTurn)
+Turn = TypeVar("Turn", ThreadTurn, TaskTurn)
 
 
 class _PoolBase(Generic[Turn]):
@@ -220,7 +185,7 @@ class _PoolBase(Generic[Turn]):
         )
 
 
-class Pool(_PoolBase[_ThreadTurn]):
+class Pool(_PoolBase[ThreadTurn]):
     """Connections for threads."""
 
     def __init__(self, connect: Callable[[], RawConnection], size: int, patience: float) -> None:
@@ -239,11 +204,11 @@ class Pool(_PoolBase[_ThreadTurn]):
         A call of another pool that could open no connection passes `lent_within`: it waits for so many seconds at most,
         and this pool opens no further connection for it.
         """
-        turn: _ThreadTurn | None = None
+        turn: ThreadTurn | None = None
         with self._lock:
             handed = self._take_now(lent_within is not None)
             if handed is None:
-                turn = _ThreadTurn()
+                turn = ThreadTurn()
                 self._enqueue(turn)
         if turn is not None:
             handed = self._wait(turn, lent_within)
@@ -261,7 +226,7 @@ class Pool(_PoolBase[_ThreadTurn]):
         raw.slot = handed
         return raw
 
-    def _wait(self, turn: _ThreadTurn, lent_within: float | None) -> Handed | None:
+    def _wait(self, turn: ThreadTurn, lent_within: float | None) -> Handed | None:
         patience = self._patience if lent_within is None else min(lent_within, self._patience)
         until = time.monotonic() + patience
         try:
@@ -289,7 +254,7 @@ class Pool(_PoolBase[_ThreadTurn]):
         elif handed is not None:
             self.give(handed)
 
-    def _leave_queue(self, turn: _ThreadTurn) -> bool:
+    def _leave_queue(self, turn: ThreadTurn) -> bool:
         with self._lock:
             if turn in self._queue:
                 self._queue.remove(turn)
@@ -307,6 +272,18 @@ class Pool(_PoolBase[_ThreadTurn]):
         """Borrow a connection that no call uses or waits for; None if there is none."""
         with self._lock:
             return self._idle.pop() if self._idle and not self._queue and not self._closed else None
+
+    def cede_idle(self) -> RawConnection | None:
+        """Give up a connection that no call uses or waits for, to another pool; None if there is none."""
+        with self._lock:
+            raw = self.take_idle()
+            return None if raw is None else self._vacate(raw)
+
+    def adopt(self, raw: RawConnection) -> None:
+        """Keep a connection that another pool gave up, or close it if this one is closed."""
+        with self._lock:
+            raw.slot = self._new_slot()
+        self.give(raw)
 
     def shrink(self) -> float:
         """Close the connections that have been idle for long, except one if one must stay.
@@ -334,7 +311,7 @@ class Pool(_PoolBase[_ThreadTurn]):
         self.drop_idle()
 
 
-class AsyncPool(_PoolBase[_TaskTurn]):
+class AsyncPool(_PoolBase[TaskTurn]):
     """Connections for asyncio."""
 
     def __init__(self, connect: Callable[[], Awaitable[RawConnection]], size: int, patience: float) -> None:
@@ -360,7 +337,7 @@ class AsyncPool(_PoolBase[_TaskTurn]):
 
     async def _wait(self, lent_within: float | None) -> Handed | None:
         patience = self._patience if lent_within is None else min(lent_within, self._patience)
-        turn = _TaskTurn()
+        turn = TaskTurn()
         self._enqueue(turn)
         try:
             until = time.monotonic() + patience

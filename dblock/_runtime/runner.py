@@ -21,23 +21,18 @@ from typing import Any, TypeVar
 import psycopg
 
 import dblock._runtime.fork_safe_connection  # noqa: F401  a target needs it, and this module is imported while forks wait
-from dblock._core import clock
-from dblock._core.acquire import LEAST_PATIENCE
 from dblock._core.effects import Call, Flow, JoinQueue, Row, Wait, drive, drive_async
-from dblock._core.listener_failures import ServerState
-from dblock._core.outage import Outage
-from dblock._core.schema_version import DEFAULT_SCHEMA, check_revision
-from dblock._core.statements import WHICH_BACKEND, Statements
-from dblock._core.waiters import LocalWaiter
+from dblock._core.schema_version import check_revision
+from dblock._core.statements import WHICH_BACKEND
 from dblock._runtime.call_retry import CallRetry, must_cancel
 from dblock._runtime.connection import POLL_INTERVAL, RawConnection, poll_interval
-from dblock._runtime.error_mapping import is_refusal_for_now, server_states, translated
+from dblock._runtime.error_mapping import translated
 from dblock._runtime.home import Home
-from dblock._runtime.isolation import Remedy, remedy
 from dblock._runtime.listener_connection import NotLent
 from dblock._runtime.pool import AsyncPool, Pool, Returns
+from dblock._runtime.runner_base import RunnerBase
 from dblock._runtime.target import Target
-from dblock.errors import ClientClosed, DblockError, SchemaMissing, SchemaOutdated, Unavailable
+from dblock.errors import ClientClosed, DblockError, Unavailable
 
 T = TypeVar("T")
 
@@ -49,74 +44,7 @@ logger = logging.getLogger("dblock")
 IDLE_POLL = 0.002
 
 
-class _Base:
-    """What both runners share: where to connect, and how to handle an error."""
-
-    _pool: Pool | AsyncPool
-    _home: Home | None
-
-    def __init__(self, target: Target, schema: str, patience: float, prepares: bool) -> None:
-        self.target = target
-        self.reply_within = max(patience, LEAST_PATIENCE)
-        self.schema = schema
-        self.prepares = prepares
-        self.installation = ""
-        """The ID of the installation, to tell it from one in another database."""
-        self.join_queue: Callable[[str, str], LocalWaiter] = _cannot_wait
-        """Registers a waiter for a lock, under its attempt; set once there is a listener to wake it."""
-        self.statements = Statements(schema)
-        self.opening = Outage("runner: connections can be opened again", logging.INFO)
-        self.terminated_at = -math.inf
-        """When the server last ended one of its sessions with a message, on the clock of dblock._core.clock."""
-        self.refused: tuple[dict[str, ServerState], float] = {}, -math.inf
-        """In which states servers last refused a connection, by their addresses, and when."""
-
-    @property
-    def _borrows(self) -> bool:
-        """Whether a call is under way over the home."""
-        return self._home is not None and self._home.in_use
-
-    def make_ready(self, raw: RawConnection, backend: Row | None) -> None:
-        """Decide how to send statements over a new connection, given the backend that serves it."""
-        if backend is None or backend[0] != str(raw.connection.info.backend_pid):
-            if remedy(raw.connection, backend) is Remedy.BEGIN:
-                self.target.needs_transactions = True
-            self.stop_preparing("there is a pooler before the database")
-        raw.prepares = self.prepares
-
-    def is_refusal(self, error: BaseException | None) -> bool:
-        """Return whether the server refused a connection because it ends or starts, and record that."""
-        if not is_refusal_for_now(error):
-            return False
-        self.refused = server_states(error), clock.now()
-        return True
-
-    def must_borrow(self, refused: Unavailable, trouble: CallRetry) -> bool:
-        """Return whether a call has only the home left, because no connection could be opened for it."""
-        cause = refused.__cause__  # None if connections are open, and busy
-        gone = trouble.broken or refused.unanswered or cause is None or self.is_refusal(cause)
-        refused.unanswered = refused.unanswered or trouble.unsure  # it may have been executed over the home
-        return self._home is not None and self._home.is_open and not gone
-
-    def stop_preparing(self, why: str) -> None:
-        if self.prepares:
-            logger.info("runner: %s, statements are not prepared from here on", why)
-            self.prepares = False
-
-    def must_install(self, error: DblockError) -> bool:
-        """Return whether to install the schema: only into the embedded server, which is dblock's own.
-
-        A missing schema of another name may be a mistyped one, so it is not installed.
-        """
-        missing = isinstance(error, SchemaMissing) and self.schema == DEFAULT_SCHEMA
-        return self.target.embedded and (missing or isinstance(error, SchemaOutdated))
-
-
-def _cannot_wait(name: str, attempt: str) -> LocalWaiter:
-    raise NotImplementedError("this runner has no listener to wake its waiters")
-
-
-class Runner(_Base):
+class Runner(RunnerBase):
     """Performs steps in the calling thread."""
 
     def __init__(
@@ -229,13 +157,20 @@ class Runner(_Base):
                 finally:
                     pool.give(raw)
             except ClientClosed as closed:
-                closed.granted = trouble is not None and (trouble.broken or trouble.unsure)
+                closed.granted = trouble is not None and trouble.may_be_done
+                raise
+            except Unavailable as refused:
+                refused.unanswered = refused.unanswered or (trouble is not None and trouble.may_be_done)
                 raise
             except psycopg.Error as error:
                 trouble = trouble or CallRetry(self, call, outer)
                 if trouble.raise_or_retry(error, raw):
-                    self._pool.drop_idle()
+                    self._drop_idle()
                 call = trouble.call
+
+    def _drop_idle(self) -> None:
+        """Close the idle connections, because another one turned out to be dead."""
+        self._pool.drop_idle()
 
     def _take(self, within: float = math.inf, lent: bool = False) -> tuple[RawConnection, Returns]:
         """Borrow a connection. Return it with what takes it back.
@@ -267,7 +202,7 @@ class Runner(_Base):
             raise
 
 
-class AsyncRunner(_Base):
+class AsyncRunner(RunnerBase):
     """Performs steps in the running event loop."""
 
     def __init__(
@@ -318,6 +253,10 @@ class AsyncRunner(_Base):
     def shrink(self) -> None:
         """Close connections that have been idle for long."""
         self._pool.shrink()
+
+    async def warm(self) -> None:
+        """Open a connection before it is needed."""
+        self._pool.give(await self._take(math.inf, False))
 
     async def run(self, flow: Flow[T]) -> T:
         """Perform every effect of the flow and return its result."""
@@ -387,7 +326,10 @@ class AsyncRunner(_Base):
                 finally:
                     self._pool.give(raw)
             except ClientClosed as closed:
-                closed.granted = trouble is not None and (trouble.broken or trouble.unsure)
+                closed.granted = trouble is not None and trouble.may_be_done
+                raise
+            except Unavailable as refused:
+                refused.unanswered = refused.unanswered or (trouble is not None and trouble.may_be_done)
                 raise
             except psycopg.Error as error:
                 trouble = trouble or CallRetry(self, call, outer)

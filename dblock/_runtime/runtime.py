@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from dblock._core.acquire import LockFlows
 from dblock._core.effects import GIVE_UP_WITHIN, Flow, drive, drive_async
 from dblock._core.lease_state import LeaseState, Reason
-from dblock._core.presence import renews_over_presence
 from dblock._runtime.callbacks import AsyncCallbackTimer, CallbackTimer
 from dblock._runtime.forks import call_after_fork, importing
 from dblock._runtime.owners import Owner
@@ -242,16 +241,13 @@ class ThreadRuntime(_OpensLater):
                     raise
                 # The keep-alive's own connection prepares no statements, so its first renewal needs fewer round trips.
                 # If the server refuses another connection, the keep-alive borrows one from the pool.
-                renews_at = home if renews_over_presence(grace) else None
-                keepalive_runner = KeepAliveRunner(
-                    target, schema, 1, patience, prepares=False, spare=runner, home=renews_at
-                )
+                keepalive_runner = KeepAliveRunner(target, schema, 1, patience, prepares=False, spare=runner, home=home)
                 self.keepalive = KeepAlive(keepalive_runner, self.flows)
                 self.listener = Listener(
                     runner, keepalive_runner, listen_target, self.flows, runner.installation, self.keepalive, grace
                 )
                 if home is not None:
-                    home.set_up(self.listener.flow, self.keepalive.flow.due_at)
+                    home.set_up(self.listener.flow, self.keepalive.flow.due_at, self.keepalive.keeps_any)
                     self.has_home = True
                 runner.join_queue = self.listener.join_queue
                 self.callbacks = CallbackTimer()
@@ -340,6 +336,7 @@ class TaskRuntime(_OpensLater):
         if self.runner is not None:
             return self.runner
         with importing:
+            from dblock._runtime import event_loop
             from dblock._runtime.event_loop import LoopCalls, LoopKeepAliveRunner, LoopListenerRunner, LoopWatch
             from dblock._runtime.home import Home
             from dblock._runtime.keepalive import KeepAlive
@@ -366,11 +363,11 @@ class TaskRuntime(_OpensLater):
                 threads_target = target.for_threads()
                 # Two connections at most: while the loop is blocked, the listener's calls must not delay a renewal. The
                 # second one is opened only when both are needed at once.
-                renews_at = home if renews_over_presence(grace) else None
                 keepalive_runner = LoopKeepAliveRunner(
-                    threads_target, schema, 2, patience, prepares=False, loop=calls, home=renews_at
+                    threads_target, schema, 2, patience, prepares=False, loop=calls, home=home
                 )
                 self.keepalive = KeepAlive(keepalive_runner, self.flows, watch.look)
+                self.keepalive.flow.lasting = event_loop.LASTING
                 self.listener = Listener(
                     LoopListenerRunner(calls, keepalive_runner),
                     keepalive_runner,
@@ -384,7 +381,7 @@ class TaskRuntime(_OpensLater):
                     loop=loop,
                 )
                 if home is not None:
-                    home.set_up(self.listener.flow, self.keepalive.flow.due_at)
+                    home.set_up(self.listener.flow, self.keepalive.flow.due_at, self.keepalive.keeps_any)
                     self.has_home = True
                 self.listener.waiters.can_take_turns = watch.runs
                 runner.join_queue = self.listener.join_queue

@@ -17,7 +17,9 @@ import pytest
 from psycopg import conninfo
 
 import dblock
+from dblock._core import keepalive_flow
 from dblock._core.presence import OWN_PART
+from dblock._runtime import pool as pool_module
 from dblock.embedded import Server
 from tests.support.machine import measured
 from tests.support.proxy import Proxy
@@ -33,6 +35,7 @@ PAUSE = 2.0
 """Seconds for which the server is away in a planned restart."""
 
 SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dblock'"
+PIDS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'dblock'"
 LISTENER = "SELECT pg_terminate_backend(session) FROM dblock.lock_presence"
 
 
@@ -93,6 +96,27 @@ def test_lease_with_presence_outlasts_a_planned_restart(own_server: Server, how:
         with dblock.Client(own_server.url) as other, pytest.raises(dblock.LockTimeout):
             other.lock("a").acquire(timeout=0.5)
         lease.raise_if_lost()
+
+
+def test_lease_of_a_quiet_client_outlasts_a_planned_restart(
+    own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has two connections. The end of one alone would not show that the server ends all sessions."""
+    monkeypatch.setattr(pool_module, "IDLE_FOR", 0.1)
+    monkeypatch.setattr(keepalive_flow, "LASTING", 0.1)
+    with dblock.Client(own_server.url, presence=GRACE) as holder:
+        lease = holder.lock("a", ttl=30).acquire()
+        deadline = time.monotonic() + 15
+        runner = holder._runtime.runner
+        with psycopg.connect(own_server.url) as owner:
+            while runner is None or not runner._pool.is_empty() or len(owner.execute(PIDS).fetchall()) != 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        present(holder, lease)
+        stop_slowly(own_server)
+        time.sleep(PAUSE)
+        own_server.start()
+        present(holder, lease)
 
 
 async def test_lease_of_a_blocked_loop_outlasts_a_planned_restart(own_server: Server) -> None:

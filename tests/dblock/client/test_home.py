@@ -85,8 +85,9 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     refuses = False
 
 
-def watched(clients: Clients, **options: Any) -> Any:
-    return clients(make_conninfo(clients.dsn, application_name=WATCHED), **options)
+def watched(clients: Clients, presence: float | None = None, **options: Any) -> Any:
+    """Return a client, without a presence unless one is asked for: a holder with a presence has a second connection."""
+    return clients(make_conninfo(clients.dsn, application_name=WATCHED), presence=presence, **options)
 
 
 def inner(client: Any) -> Any:
@@ -130,11 +131,10 @@ async def renewed(lease: Any, times: int = 1) -> None:
 @pytest.mark.second_stage
 @pytest.mark.beside_others
 @pytest.mark.usefixtures("quick", "generous")
-@pytest.mark.parametrize("grace", [0.15, None])
-async def test_idle_holder_has_one_connection_and_renews_over_it(
-    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, grace: float | None
+async def test_idle_holder_without_presence_has_one_connection_and_renews_over_it(
+    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = watched(clients, presence=grace)
+    client = watched(clients)
     lease = await client.lock("a", ttl=3).acquire()
     home = await only_home(client, owner)
     opened, connect = [], Target.connect
@@ -191,7 +191,7 @@ def test_home_is_lent_a_few_times_in_a_row_and_not_before_a_renewal(monkeypatch:
     home = Home(flows)
     assert not home.may_lend(ONE), "there is no listener"
     due_at = 200.0
-    home.set_up(flow, lambda: due_at)
+    home.set_up(flow, lambda: due_at, lambda: True)
     assert not home.may_lend(ONE), "there is no connection"
     flow.connection = object()
     assert not home.may_lend(ONE._replace(apart=True)), "a pooler may be in between"
@@ -298,22 +298,9 @@ async def test_large_call_of_the_keep_alive_delays_no_heartbeat(
     monkeypatch.setattr(Home, "renew", renewing)
     large = ONE._replace(args=("1" * keepalive_runner.LARGE,))
     runner = inner(client).listener._keepalive_runner
-    assert await asyncio.to_thread(runner.perform, large) == large.args
     assert await asyncio.to_thread(runner.perform, ONE) == ONE.args
+    assert await asyncio.to_thread(runner.perform, large) == large.args
     assert [call for call in sent if call.sql == ONE.sql] == [ONE]
-
-
-@pytest.mark.second_stage
-@pytest.mark.beside_others
-@pytest.mark.usefixtures("quick")
-async def test_holder_with_a_long_grace_keeps_a_second_session(clients: Clients, owner: psycopg.Connection) -> None:
-    """Only the end of both shows that the server ends all sessions."""
-    client = watched(clients, presence=0.6)
-    lease = await client.lock("a", ttl=1.5).acquire()
-    await becomes(lambda: connections(owner) == 3)
-    await becomes(lambda: connections(owner) == 2)
-    await renewed(lease, times=2)
-    assert connections(owner) == 2
 
 
 @pytest.mark.second_stage
@@ -490,7 +477,7 @@ async def test_waiter_is_woken_although_the_connection_is_borrowed(
 async def test_cancelled_borrower_returns_the_connection_before_it_cleans_up(
     dsn: str, owner: psycopg.Connection, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with dblock.AsyncClient(make_conninfo(dsn, application_name=WATCHED)) as client:
+    async with dblock.AsyncClient(make_conninfo(dsn, application_name=WATCHED), presence=None) as client:
         lease = await client.lock("a").acquire()
         home = await only_home(client, owner)
         monkeypatch.setattr(Home, "may_lend", lambda home, call: home.is_open)
@@ -511,7 +498,7 @@ async def test_cancelled_borrower_returns_the_connection_before_it_cleans_up(
 def test_interrupted_borrower_returns_the_connection(
     dsn: str, owner: psycopg.Connection, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with dblock.Client(make_conninfo(dsn, application_name=WATCHED)) as client:
+    with dblock.Client(make_conninfo(dsn, application_name=WATCHED), presence=None) as client:
         lease = client.lock("a").acquire()
         home = asyncio.run(only_home(client, owner))
         monkeypatch.setattr(Home, "may_lend", lambda home, call: home.is_open)
@@ -541,7 +528,7 @@ def test_interrupted_borrower_returns_the_connection(
 def test_interrupt_while_a_borrower_begins_leaves_no_grant(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
-    with dblock.Client(make_conninfo(dsn, application_name=WATCHED)) as client:
+    with dblock.Client(make_conninfo(dsn, application_name=WATCHED), presence=None) as client:
         lease = client.lock("a").acquire()
         home = asyncio.run(only_home(client, owner))
         lend, threads = home.lend, []

@@ -14,25 +14,18 @@ from tests.robustness.limits.crowds import Crowds
 from tests.robustness.soak.measures import _own_memory
 
 CONNECTIONS = 2
-"""Connections of a client from its first lease on: for calls, and for the listener. A quiet client has the second."""
+"""Connections of a client that holds a lock: the listener's, and one for calls or for renewals. At work it has both."""
 
 APP = "app"
 
 
 def measure(
-    processes: int = 5,
-    clients: int = 100,
-    durable: bool = True,
-    progress: Progress = lambda _: None,
-    quiet: bool = True,
+    processes: int = 5, clients: int = 100, durable: bool = True, progress: Progress = lambda _: None
 ) -> Measured:
-    """Let this number of clients hold a lock each, on a server with enough connections for all.
-
-    With `quiet`, wait until each client has one connection.
-    """
+    """Let this number of clients hold a lock each, on a server with enough connections for all."""
     total = processes * clients
     found = Measured(f"{total} clients in {processes} processes")
-    with server_with(durable, max_connections=str(total * CONNECTIONS + 20)) as server:
+    with server_with(durable, max_connections=str(total * (CONNECTIONS + 1) + 20)) as server:
         dsn = prepare_application(server.url)
         with Crowds(dsn, processes, clients, ttl=30) as crowds, psycopg.connect(server.url, autocommit=True) as owner:
             progress(f"{total} clients begin")
@@ -43,9 +36,6 @@ def measure(
             wait_until("all clients are connected", lambda: len(owner.execute(count).fetchall()) >= total * CONNECTIONS)
             pids = [pid for (pid,) in owner.execute(count).fetchall()]
             memory = sum(map(_own_memory, pids)) / len(pids)
-            if quiet:
-                progress("all hold their lock and do nothing")
-                wait_until("each client has one connection", lambda: len(owner.execute(count).fetchall()) == total)
             progress("all wait for one lock")
             began = time.monotonic()
             served = crowds.all("serve")

@@ -10,16 +10,14 @@ import math
 from typing import Any, cast
 
 from dblock._core.effects import Connect, WaitForInput
-from dblock._core.keepalive_flow import WaitForWake, Warm
+from dblock._core.keepalive_flow import Reserve, WaitForWake, Warm
 from dblock._core.lease_state import LeaseState
 from dblock._core.listener_failures import ConnectFailed, ServerState
-from dblock._core.presence import renews_over_presence
 from dblock._core.shared_acquire import SharedFlows
 from dblock._core.waiters import LocalWaiters
 from dblock._runtime.keepalive import _KeepAliveBase
 from dblock._runtime.listener import _ListenerBase
 from dblock._runtime.runtime import RuntimeBase
-from dblock.errors import Unavailable
 from dblock.testing.database.statements import INSTALLATION
 from tests.robustness.simulation.network import Network
 from tests.robustness.simulation.process import Bell, Connection, Process, Resume, Task, Waiter, failed
@@ -60,15 +58,8 @@ class KeepAlive(_KeepAliveBase):
         client = self._client
         if isinstance(effect, WaitForWake):
             self._bell.wait_and_mute(effect.seconds, resume)
-        elif isinstance(effect, Warm):
-            if client.renews_at_home:
-                client.later(0.0, resume, None)
-                return True
-
-            def warmed() -> None:
-                resume(Unavailable("The database could not be asked.") if client.cut_off else None)
-
-            client.later(client.network.delay() / client.rate, warmed)
+        elif isinstance(effect, (Warm, Reserve)):
+            client.later(0.0, resume, None)  # a client with a presence always has its other session
         else:
             return False
         return True
@@ -199,15 +190,15 @@ class Client(Process, RuntimeBase):
         return self.listener.waiters
 
     @property
-    def renews_at_home(self) -> bool:
-        """Whether leases are renewed over the listener's connection."""
-        return renews_over_presence(self._grace)
+    def has_reserve(self) -> bool:
+        """Whether it keeps a session beside the listener's."""
+        return self._grace is not None
 
     @property
     def home(self) -> Connection | None:
-        """The connection of the listener if leases are renewed over it; None while there is none."""
+        """The connection of the listener; None while there is none."""
         flow = self.listener.flow
-        return cast("Connection | None", None if flow.closed or not self.renews_at_home else flow.connection)
+        return cast("Connection | None", None if flow.closed else flow.connection)
 
     def join_queue(self, name: str, attempt: str) -> Waiter:
         """Register a waiter for a lock."""

@@ -238,7 +238,8 @@ class Task:
     def _call(self, call: Call, resume: Resume, keeps_alive: bool) -> None:
         process, database = self._process, self._process.network.database
         within = min(call.within, process.patience)
-        home = process.home if keeps_alive else None
+        # A renewal goes over the listener's connection if there is no other, or if the other one is busy.
+        home = process.home if keeps_alive and (not process.has_reserve or process.world.chance(0.3)) else None
         turn, sent = self._turn, 0
 
         def send(sql: bytes, connects: bool) -> None:
@@ -283,7 +284,7 @@ class Task:
             if not keeps_alive:
                 send(sql, connects)
                 return
-            if process.renews_at_home and process.world.chance(0.5):
+            if not process.has_reserve and process.world.chance(0.5):
                 session.close()
             if session.has_ended():
                 sent, sql = 1, call.again or call.sql
@@ -411,13 +412,13 @@ class Process:
         raise NotImplementedError
 
     @property
-    def renews_at_home(self) -> bool:
-        """Whether leases are renewed over the listener's connection."""
-        return False
+    def has_reserve(self) -> bool:
+        """Whether it keeps a session beside the listener's."""
+        return True
 
     @property
     def home(self) -> Connection | None:
-        """The connection of the listener if leases are renewed over it; None while there is none."""
+        """The connection of the listener; None while there is none."""
         return None
 
     def clock(self) -> float:

@@ -1,0 +1,106 @@
+"""The second connection of a client whose leases are tied to a presence: the end of one session costs no lease."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from dblock._core import keepalive_flow
+from dblock._runtime import event_loop, keepalive_runner
+from tests.dblock.client.test_home import (  # noqa: F401
+    becomes,
+    connections,
+    full,
+    generous,
+    inner,
+    only_home,
+    quick,
+    renewed,
+    watched,
+)
+from tests.support.facade import Clients
+
+GRACE = 6.0
+"""Longer than the default, so that a busy machine has no part in the outcome."""
+
+
+def lasts_after(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a lease of clients that are opened from now on count as lasting after so many seconds."""
+    monkeypatch.setattr(keepalive_flow, "LASTING", seconds)
+    monkeypatch.setattr(event_loop, "LASTING", seconds)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    lasts_after(0.1, monkeypatch)
+    monkeypatch.setattr(keepalive_runner, "RESERVED_FOR", 0.1)
+
+
+async def tied(client: Any, lease: Any) -> Any:
+    """Return the presence of the client once the database knows that the lease is tied to it."""
+    flows, state = inner(client).flows, lease._state
+    await becomes(lambda: flows.presence and state.presence is flows.presence and not state.unreachable)
+    return flows.presence
+
+
+def has_reserve(client: Any) -> bool:
+    return bool(inner(client).listener._keepalive_runner._pool.has_idle)
+
+
+@pytest.mark.second_stage
+@pytest.mark.beside_others
+@pytest.mark.usefixtures("quick")
+async def test_holder_with_presence_keeps_a_second_connection_until_it_is_idle(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    client = watched(clients, presence=GRACE)
+    lease = await client.lock("a", ttl=3).acquire()
+    await tied(client, lease)
+    await becomes(lambda: has_reserve(client) and connections(owner) == 2)
+    await renewed(lease, times=2)
+    assert connections(owner) == 2
+    assert await lease.release()
+    await only_home(client, owner)
+
+
+@pytest.mark.usefixtures("quick", "generous")
+async def test_lease_over_the_only_connection_opens_a_second_one(
+    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lasts_after(1000.0, monkeypatch)
+    client = watched(clients, presence=GRACE)
+    assert await (await client.lock("a").acquire()).release()
+    await only_home(client, owner)
+    lease = await client.lock("a").acquire()
+    await becomes(lambda: connections(owner) == 2)
+    await asyncio.sleep(0.5)  # more than the quiet time
+    assert connections(owner) == 2
+    assert await lease.release()
+
+
+@pytest.mark.second_stage
+@pytest.mark.beside_others
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("lasting", [True, False])
+async def test_end_of_the_presence_on_a_full_server_costs_no_lease(
+    clients: Clients,
+    owner: psycopg.Connection,
+    full: Callable[[], None],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    lasting: bool,
+) -> None:
+    if not lasting:
+        lasts_after(1000.0, monkeypatch)
+    client = watched(clients, presence=GRACE)
+    lease = await client.lock("a", ttl=60).acquire()
+    presence = await tied(client, lease)
+    await becomes(lambda: connections(owner) == 2 and has_reserve(client) == lasting)
+    full()
+    owner.execute("SELECT pg_terminate_backend(session) FROM lock_presence WHERE presence = %s", [presence.name])
+    await becomes(lambda: presence.ended)  # it was withdrawn over the second connection
+    lease.raise_if_lost()
+    assert await lease.release()
