@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -33,6 +34,8 @@ class Asked:
         self.order: list[str] = []
         self.times: dict[str, list[float]] = {}
         """What dblock takes each time a question is asked, if not 10 µs."""
+        self.later: list[float] = []
+        """The same for another row, whichever question is asked."""
         self.errors: dict[str, BaseException] = {}
         known = {name: Question(name, f"What about {name}?", lambda run, name=name: [self._measure(run, name)])  # type: ignore[misc]
                  for name in names}  # fmt: skip
@@ -46,7 +49,9 @@ class Asked:
             raise self.errors[name]
         times = self.times.get(name)
         ours = times.pop(0) if times else 10.0
-        blocks = {"dblock": lambda: {"time": ours}, "peer": lambda: {"time": 10.0}}
+        later = self.later.pop(0) if self.later else 10.0
+        blocks = {"dblock": lambda: {"time": ours}, "dblock, later": lambda: {"time": later}}
+        blocks["peer"] = lambda: {"time": 10.0}
         return Table(name, "one client", "peer", COLUMNS).fill(run.interleave(blocks, 1))
 
 
@@ -54,7 +59,8 @@ class Asked:
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A baseline in which dblock takes as long as its peer."""
     path = tmp_path / "baseline.json"
-    path.write_text('{"one": {"dblock": {"time": 1.0}}, "two": {"dblock": {"time": 1.0}}}')
+    rows = {"dblock": {"time": 1.0}, "dblock, later": {"time": 1.0}}
+    path.write_text(json.dumps({"one": rows, "two": rows}))
     load = baseline.load
     monkeypatch.setattr(baseline, "load", lambda: load(path))
     return path
@@ -130,10 +136,11 @@ def test_ratio_is_a_regression_only_if_it_is_worse_twice(
 ) -> None:
     asked = Asked(monkeypatch, "one", "two")
     asked.times = {"one": [12.0, 10.0], "two": [12.0, 13.0]}
+    asked.later = [10.0, 20.0]  # worse only in the second answer to one
     assert run(tmp_path) == 1
     assert asked.order == ["one", "one", "two", "two"]
     printed = capsys.readouterr()
-    assert "2 ratios were compared with the baseline. 1 are worse." in printed.out
+    assert "4 ratios were compared with the baseline. 1 are worse." in printed.out
     assert "WORSE THAN THE BASELINE: two: dblock, time µs: 1.30 × peer, and it was 1.00 ×" in printed.err
     # A resumed run reports it too, and does not ask again.
     asked.order.clear()
