@@ -136,7 +136,7 @@ class Session:
         tables = [table for table in question.measure(run) if table.cells]
         if not tables:
             raise RuntimeError("nothing was measured")
-        failed = run.failed | arena.failed
+        failed = run.failed | run.not_started | arena.failed
         print(f"\n{question.asks}  ({question.name}, {time.monotonic() - began:.0f} s)\n")
         for table in tables:
             table.about |= {
@@ -148,7 +148,8 @@ class Session:
                 "code": self._code,
                 "failed": failed,
             }
-            table.notes += [f"{name} is left out or incomplete: {reason}." for name, reason in failed.items()]
+            missing = table.failed | run.not_started
+            table.notes += [f"{name} is left out or incomplete: {reason}." for name, reason in missing.items()]
             print(plain(table) + "\n", flush=True)
         return tables
 

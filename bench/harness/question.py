@@ -30,7 +30,9 @@ class Run:
     repeat: bool = True
     scratch: Path = field(default_factory=Path)
     failed: dict[str, str] = field(default_factory=dict)
-    """What went wrong with contenders of this question."""
+    """What went wrong with contenders in some table of this question."""
+    not_started: dict[str, str] = field(default_factory=dict)
+    """What went wrong with contenders that are in no table of this question."""
 
     def pick(self, full: T, quick: T) -> T:
         """Return the size of this run."""
@@ -57,8 +59,8 @@ class Run:
             try:
                 ready[name] = stack.enter_context(team)
             except WorkerError as error:
-                self.failed[name] = f"its clients did not start: {cause(error)}"
-                say(f"{name} is left out: {self.failed[name]}", error)
+                self.not_started[name] = f"its clients did not start: {cause(error)}"
+                say(f"{name} is left out: {self.not_started[name]}", error)
         return ready
 
 

@@ -57,8 +57,10 @@ class Measured:
 
     def part(self, rows: Iterable[str]) -> Measured:
         """Return some of the rows, those that were measured, with the counts of all blocks."""
-        values = {row: self.values[row] for row in rows if row in self.values}
-        return Measured(values, self.blocks, self.repeated, self.disturbed, self.failed)
+        chosen = list(rows)
+        values = {row: self.values[row] for row in chosen if row in self.values}
+        failed = {row: self.failed[row] for row in chosen if row in self.failed}
+        return Measured(values, self.blocks, self.repeated, self.disturbed, failed)
 
 
 def interleave(blocks: Mapping[str, Block], rounds: int, *, repeat: bool = True, limit: float = LIMIT) -> Measured:
@@ -90,7 +92,7 @@ def cause(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    return lines[-1] if len(lines) > 1 else f"{type(error).__name__}: {lines[0]}"
+    return (lines[-1] if len(lines) > 1 else f"{type(error).__name__}: {lines[0]}").removesuffix(".")
 
 
 def say(text: str, error: BaseException | None = None) -> None:

@@ -65,6 +65,8 @@ class Table:
     """How it is drawn: `bars`, a panel for each column with the best row on top; `in order`, the same without sorting;
     `lines`, a line for each row over the columns; or `none`."""
     about: dict[str, Any] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    """What went wrong with rows that are missing or have fewer rounds."""
     noisy: Sequence[str] = ()
     """Rows whose figures are too small to be compared with a baseline."""
 
@@ -79,6 +81,7 @@ class Table:
                 found = _ratios(found, measured.values.get(goal.reference, {}).get(goal.column))
             if found := [one for one in found if not math.isnan(one)]:
                 self.goals.append((goal, statistics.median(found)))
+        self.failed = dict(measured.failed)
         self.about |= {"blocks": measured.blocks, "repeated": measured.repeated, "disturbed": measured.disturbed}
         return self
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from psycopg import conninfo
+
 import dblock
 from bench.harness.contender import PATIENCE, TTL, AsyncRelease, Release
+
+
+def patient(where: str) -> str:
+    """Return the address with a longer time to connect, for a machine that starts many clients at once."""
+    return conninfo.make_conninfo(where, connect_timeout=60)
 
 
 class Dblock:
     """A Client."""
 
     def __init__(self, where: str, *, durable: bool = True, ttl: float = TTL, **options: Any) -> None:
-        self.client = dblock.Client(where, **{"patience": PATIENCE, **options})
+        self.client = dblock.Client(patient(where), **{"patience": PATIENCE, **options})
         self._durable, self._ttl = durable, ttl
 
     def acquire(self, name: str) -> Release:
@@ -42,7 +49,7 @@ class AsyncDblock:
     """An AsyncClient."""
 
     def __init__(self, where: str, *, durable: bool = True, ttl: float = TTL, **options: Any) -> None:
-        self.client = dblock.AsyncClient(where, **{"patience": PATIENCE, **options})
+        self.client = dblock.AsyncClient(patient(where), **{"patience": PATIENCE, **options})
         self._durable, self._ttl = durable, ttl
 
     async def acquire(self, name: str) -> AsyncRelease:

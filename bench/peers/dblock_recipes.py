@@ -10,11 +10,12 @@ from typing import Any
 
 import dblock
 from bench.harness.contender import PATIENCE, TTL, Release
+from bench.peers.dblock_locks import patient
 
 
 class _Recipe:
     def __init__(self, where: str, **options: Any) -> None:
-        self.client = dblock.Client(where, **{"patience": PATIENCE, **options})
+        self.client = dblock.Client(patient(where), **{"patience": PATIENCE, **options})
 
     def close(self) -> None:
         self.client.close()
