@@ -2,8 +2,7 @@
 
 A call borrows a connection for one round trip. The pool lends the connection that was used last, so that a quiet client
 keeps to one. While all connections are in use, calls wait in a queue, and a connection that is returned goes to the
-first call in the queue. A round trip is short and a connection expensive, so the pool opens another connection only
-when none has come back for a while, or calls have waited for longer.
+first call in the queue. dblock._runtime.pool_demand decides when the pool opens another connection.
 
 The call that needs a connection opens it. An error in opening it is that call's error, in full and at once, and there
 is no thread to leak or to lose in a fork.
@@ -27,18 +26,12 @@ from typing import Generic, Protocol, TypeVar
 
 from dblock._runtime.connection import RawConnection
 from dblock._runtime.forks import call_after_fork
+from dblock._runtime.pool_demand import GROW_AFTER, Demand
 from dblock._runtime.pool_turns import Handed, Slot, TaskTurn, ThreadTurn
 from dblock.errors import ClientClosed, Unavailable
 
 IDLE_FOR = 5.0
 """Seconds after which an idle connection that a burst of calls had opened is closed."""
-
-
-GROW_AFTER = 0.2
-"""Seconds for which no connection comes back before a call that waits for one opens another."""
-
-GROW_WHEN_BUSY_FOR = 2.0
-"""Seconds for which calls wait before one of them opens another connection, although connections come back."""
 
 
 class Returns(Protocol):
@@ -60,10 +53,7 @@ class _PoolBase(Generic[Turn]):
         self._idle: list[RawConnection] = []
         self._slots: weakref.WeakSet[Slot] = weakref.WeakSet()
         self._queue: deque[Turn] = deque()
-        self._queued_since = math.inf
-        """Since when the queue has not been empty."""
-        self._returned_at = -math.inf
-        """When a connection last came back."""
+        self._demand = Demand()
         self._closed = False
         self.may_be_empty: Callable[[], bool] = lambda: False
         """Whether the last connection may be closed too when it has been idle for long."""
@@ -100,17 +90,14 @@ class _PoolBase(Generic[Turn]):
         return None if borrows else self._grow()
 
     def _grow(self) -> Slot | None:
-        """Return a slot for another connection if the open ones seem to be stuck, or have been busy for long."""
-        now = time.monotonic()
-        stuck = now - max(self._queued_since, self._returned_at) >= GROW_AFTER
-        if len(self._slots) < self._size and (stuck or now - self._queued_since >= GROW_WHEN_BUSY_FOR):
+        """Return a slot for another connection if it is needed and the pool may have it."""
+        if len(self._slots) < self._size and self._demand.is_unmet(time.monotonic()):
             return self._new_slot()
         return None
 
     def _enqueue(self, turn: Turn) -> None:
-        if not self._queue:
-            self._queued_since = time.monotonic()
         self._queue.append(turn)
+        self._demand.waits(len(self._queue), time.monotonic())
 
     def _new_slot(self) -> Slot:
         slot = Slot()
@@ -122,11 +109,12 @@ class _PoolBase(Generic[Turn]):
         if self._closed or not raw.usable:
             self._pass_slot(raw)
             return raw
-        now = raw.used_at = self._returned_at = time.monotonic()
+        now = raw.used_at = time.monotonic()
+        self._demand.returned(now)
         while self._queue:
             if self._queue.popleft().give(raw):
                 return None
-        self._queued_since = math.inf
+        self._demand.over()
         self._idle.append(raw)
         if now - self._idle[0].used_at > IDLE_FOR:
             return self._vacate(self._idle.pop(0))
@@ -160,7 +148,7 @@ class _PoolBase(Generic[Turn]):
         self._idle = []
         self._slots.clear()
         self._queue.clear()
-        self._queued_since = math.inf
+        self._demand.reset()
 
     def _refuse_calls(self) -> None:
         """Refuse further calls, and those in the queue."""
