@@ -273,10 +273,17 @@ class ListenerConnection:
             raise ConnectionFailed(str(error), failure) from error
 
     def close(self) -> None:
-        """Close the connection at once, from any thread. Closing twice does no harm."""
+        """Close the connection at once, from any thread. Closing twice does no harm.
+
+        A call that is under way has a moment to end. Then it is cancelled, so that it has no effect after its caller
+        has given it up.
+        """
         if self.reader is not None:
             self.reader.stop()
         locked = self.lock.acquire(timeout=READS_WITHIN)
+        if not locked:
+            self._interrupt(INTERRUPTED_WITHIN)
+            locked = self.lock.acquire(timeout=INTERRUPTED_WITHIN)
         self.raw.close()
         if locked:
             self.lock.release()

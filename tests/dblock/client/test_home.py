@@ -23,7 +23,7 @@ from dblock._core import listener_flow
 from dblock._core.effects import Call
 from dblock._core.listener_failures import Failure
 from dblock._runtime import home as home_module
-from dblock._runtime import keepalive_runner
+from dblock._runtime import keepalive_runner, pool_demand
 from dblock._runtime import pool as pool_module
 from dblock._runtime.error_mapping import Overdue
 from dblock._runtime.home import Home
@@ -244,7 +244,7 @@ def test_two_hundred_waiters_in_four_processes_share_eight_connections(dsn: str,
             time.sleep(0.02)
         assert [crowd.stdout and crowd.stdout.read() for crowd in crowds] == ["served\n"] * 4
         # A machine that is late makes connections look stuck, and then a client opens another.
-        assert most <= 8 or lateness() > pool_module.GROW_AFTER / 4
+        assert most <= 8 or lateness() > pool_demand.GROW_AFTER / 4
 
 
 @pytest.mark.second_stage
@@ -569,5 +569,26 @@ async def test_closing_client_waits_for_a_borrower(
     await becomes(lambda: inner(client).runner is None or inner(client).runner._home.in_use or calling.done())
     await client.close()
     assert await calling == ("1",)
+    await becomes(lambda: connections(owner) == 0)
+    assert owner.execute("SELECT count(*) FROM distributed_locks WHERE expires_at > now()").fetchone() == (0,)
+
+
+@pytest.mark.second_stage
+@pytest.mark.beside_others
+@pytest.mark.usefixtures("quick", "generous")
+async def test_closing_client_cancels_a_borrower_that_does_not_end(
+    clients: Clients, owner: psycopg.Connection, sessions: Sessions
+) -> None:
+    client = watched(clients)
+    await client.lock("a").acquire()
+    await only_home(client, owner)
+    keeper = sessions.open()
+    keeper.do("SELECT pg_advisory_lock(7)")
+    calling = asyncio.create_task(called(client, BLOCKED))
+    await asyncio.to_thread(sessions.wait_until_a_session_waits)
+    await client.close()
+    with pytest.raises(dblock.ClientClosed) as caught:
+        await calling
+    assert not caught.value.granted, "the server has cancelled it"
     await becomes(lambda: connections(owner) == 0)
     assert owner.execute("SELECT count(*) FROM distributed_locks WHERE expires_at > now()").fetchone() == (0,)

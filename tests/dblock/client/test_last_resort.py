@@ -12,6 +12,7 @@ import pytest
 import dblock
 from dblock._core.effects import Call, Row
 from dblock._runtime import home as home_module
+from dblock._runtime.connection import RawConnection
 from dblock._runtime.error_mapping import Overdue
 from dblock._runtime.listener_connection import NotLent
 from dblock._runtime.target import Target
@@ -99,4 +100,43 @@ async def test_grant_whose_reply_came_too_late_is_given_back(
         await quiet.lock("a", ttl=60).try_acquire()
     assert owner.execute(HELD).fetchone() == (1,)
     monkeypatch.setattr(home, "lend", lend)
+    await becomes(lambda: owner.execute(HELD).fetchone() == (0,))
+
+
+async def test_grant_whose_connection_broke_on_a_full_server_is_given_back(
+    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call may have been executed before its connection broke, and cannot be retried."""
+    client = watched(clients)
+    await (await client.lock("a").acquire()).release()
+    make_call, exchange, breaks = RawConnection.call, RawConnection.exchange, True
+
+    def call_and_break(raw: RawConnection, call: Call, within: float) -> Row | None:
+        return broken(raw, call, make_call(raw, call, within))
+
+    def exchange_and_break(raw: RawConnection, call: Call, within: float) -> Any:
+        return broken(raw, call, (yield from exchange(raw, call, within)))
+
+    def broken(raw: RawConnection, call: Call, row: Row | None) -> Row | None:
+        nonlocal breaks
+        if breaks and b"acquire" in call.sql:
+            breaks = False
+            monkeypatch.setattr(Target, "connect", refuse)
+            monkeypatch.setattr(Target, "connect_async", refuse)
+            raw.close()
+            raise psycopg.OperationalError("the connection is lost")
+        return row
+
+    def refuse(_: Target) -> Any:
+        raise psycopg.OperationalError(FULL)
+
+    monkeypatch.setattr(RawConnection, "call", call_and_break)
+    monkeypatch.setattr(RawConnection, "exchange", exchange_and_break)
+    monkeypatch.setattr(home_module.Home, "may_lend", lambda home, call: False)
+    monkeypatch.setattr(home_module.Home, "has_any", False)
+    with pytest.raises(dblock.Unavailable, match=FULL) as caught:
+        await client.lock("a", ttl=60).try_acquire()
+    assert caught.value.unanswered
+    assert owner.execute(HELD).fetchone() == (1,)
+    monkeypatch.undo()
     await becomes(lambda: owner.execute(HELD).fetchone() == (0,))
