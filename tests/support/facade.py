@@ -123,11 +123,11 @@ def _before_calls(dsn: str, act: Callable[[str], Any], client: Any) -> Iterator[
             act(function_of(call))
         return sync(self, call, *rest)
 
-    async def call_async(self: Any, call: Call, *rest: Any) -> Any:
+    async def call_async(self: Any, call: Call, *rest: Any, **options: Any) -> Any:
         done = act(function_of(call)) if is_meant(self) else None
         if inspect.isawaitable(done):
             await done
-        return await asynchronous(self, call, *rest)
+        return await asynchronous(self, call, *rest, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Runner, "_call", call_sync)
