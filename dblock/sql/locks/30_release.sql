@@ -22,16 +22,35 @@ BEGIN
     IF NOT release.durable AND pg_current_xact_id_if_assigned() IS NULL THEN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
+    -- The newest version of the row is looked for from the end of the index, as in try_acquire().
     UPDATE distributed_locks AS l
     SET expires_at = '-infinity', released_at = clock_timestamp(), attempt = NULL, holder = NULL, meta = NULL
-    WHERE l.name = release.name AND l.token = release.token AND l.expires_at > clock_timestamp()
+    WHERE l.token = release.token AND l.expires_at > clock_timestamp()
+      AND l.ctid = (
+          SELECT o.ctid FROM distributed_locks AS o
+          WHERE o.name >= release.name AND o.name <= release.name
+          ORDER BY o.name DESC
+          LIMIT 1
+      )
     RETURNING l.waiting, l.head INTO queued, head;
     -- Hot path: released, and no waiter to wake. Both are NULL if nothing was released. One test,
     -- because each expression of PL/pgSQL is prepared again in each transaction.
     IF NOT queued AND head IS NULL THEN
         RETURN true;
+    ELSIF NOT FOUND THEN
+        -- The row may have moved since it was looked for, by a renewal.
+        UPDATE distributed_locks AS l
+        SET expires_at = '-infinity', released_at = clock_timestamp(), attempt = NULL, holder = NULL, meta = NULL
+        WHERE l.name = release.name AND l.token = release.token AND l.expires_at > clock_timestamp()
+        RETURNING l.waiting, l.head INTO queued, head;
+    END IF;
+    IF queued THEN
+        ready := wake_next(release.name);
+        RETURN true;
+    ELSIF head IS NOT NULL THEN
+        ready := wake_shared(head);
+        RETURN true;
     ELSIF FOUND THEN
-        ready := CASE WHEN queued THEN wake_next(release.name) ELSE wake_shared(head) END;
         RETURN true;
     END IF;
     ready := check_snapshot();

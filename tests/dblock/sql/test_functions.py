@@ -153,6 +153,32 @@ def test_release_returns_whether_it_has_freed_the_lock(owner: psycopg.Connection
     assert one(owner, "SELECT count(*) FROM holder('a')") == 1
 
 
+def test_release_frees_a_lease_that_is_being_renewed(sessions: Sessions) -> None:
+    """The renewal writes another version of the row after the release has looked for it."""
+    holder, keepalive = sessions.open(), sessions.open()
+    (token,) = holder.do("SELECT token FROM try_acquire('a')")
+    keepalive.do("BEGIN")
+    keepalive.do("SELECT * FROM renew('a', %s)", token)
+    releasing = holder.start("SELECT release('a', %s)", token)
+    holder.wait_until_blocked()
+    keepalive.do("COMMIT")
+    assert releasing.result(20) == (True,)
+    assert holder.do("SELECT granted FROM try_acquire('a')") == (True,)
+
+
+def test_late_release_that_waits_for_the_next_grant_does_not_free_it(sessions: Sessions) -> None:
+    late, other = sessions.open(), sessions.open()
+    (token,) = late.do("SELECT token FROM try_acquire('a')")
+    other.do("BEGIN")
+    assert other.do("SELECT release('a', %s)", token) == (True,)
+    (newer,) = other.do("SELECT token FROM try_acquire('a')")
+    releasing = late.start("SELECT release('a', %s)", token)
+    late.wait_until_blocked()
+    other.do("COMMIT")
+    assert releasing.result(20) == (False,)
+    assert late.do("SELECT token FROM holder('a')") == (newer,)
+
+
 def test_release_of_an_expired_lease_is_false_though_the_lock_is_still_free(owner: psycopg.Connection) -> None:
     owner.execute("SELECT try_acquire('a')")
     owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
