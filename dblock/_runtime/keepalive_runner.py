@@ -52,7 +52,7 @@ RESERVED_FOR = 5.0
 """Seconds for which it stays open after the last lasting lease."""
 
 LONGEST_WAIT = 1.0
-"""Seconds that a renewal waits for the home, at most. Then it goes over another connection."""
+"""Seconds that a renewal waits for one connection, at most. Then it goes over another one."""
 
 
 class _Unprepared:
@@ -138,9 +138,8 @@ class KeepAliveRunner(Runner):
         trouble = CallRetry(self, call, sys.exc_info()[1])
         try:
             if not self._pool.has_idle and sum(len(arg or "") for arg in call.args) < LARGE:
-                wait = min(within / 4, LONGEST_WAIT) if self._pool.is_empty() else 0.0
                 began = time.monotonic()
-                row = home.renew(call, within, wait)
+                row = home.renew(call, within, _wait(within))
                 if time.monotonic() - began >= within * SLOW:
                     self._slow_until = time.monotonic() + SLOW_FOR
                     if self._pool.is_empty():
@@ -195,8 +194,17 @@ class KeepAliveRunner(Runner):
             self._spare._drop_idle()
 
     def _take(self, within: float = math.inf, lent: bool = False) -> tuple[RawConnection, Returns]:
-        if self._spare is not None and self._home_of_client is not None and self._pool.is_empty():
+        home = self._home_of_client
+        if self._spare is not None and home is not None and self._pool.is_empty():
             raw = self._spare._pool.take_idle()
             if raw is not None:
                 return raw, _Unprepared(raw, self._spare._pool)
+        if home is not None and home.is_open and self._pool.in_use and not self._pool.has_idle:
+            # Another thread uses or opens it. That may take long, and there is still the home.
+            return self._pool.take(_wait(within)), self._pool
         return super()._take(within, lent)
+
+
+def _wait(within: float) -> float:
+    """Return the seconds that a call waits for one connection before it goes over another."""
+    return min(within / 4, LONGEST_WAIT)

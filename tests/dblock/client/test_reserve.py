@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 from dblock._core import keepalive_flow
 from dblock._runtime import event_loop, keepalive_runner
+from dblock._runtime.target import Target
 from tests.dblock.client.test_home import (  # noqa: F401
+    ONE,
     becomes,
     connections,
     full,
@@ -104,3 +107,28 @@ async def test_end_of_the_presence_on_a_full_server_costs_no_lease(
     await becomes(lambda: presence.ended)  # it was withdrawn over the second connection
     lease.raise_if_lost()
     assert await lease.release()
+
+
+@pytest.mark.usefixtures("quick")
+async def test_renewal_does_not_wait_for_a_reserve_that_is_slow_to_open(
+    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = watched(clients, patience=60)
+    await client.lock("a").acquire()
+    home = await only_home(client, owner)
+    runner, opens, connect = inner(client).listener._keepalive_runner, threading.Event(), Target.connect
+
+    def connect_late(target: Target) -> Any:
+        opens.wait(60)
+        return connect(target)
+
+    monkeypatch.setattr(Target, "connect", connect_late)
+    runner._begin(runner._open_own)
+    await becomes(lambda: runner._pool.in_use)
+    try:
+        with home.lock:
+            renewing = asyncio.create_task(asyncio.to_thread(runner.perform, ONE))
+            await becomes(lambda: home._renewals)
+        assert await asyncio.wait_for(renewing, 20) == ONE.args
+    finally:
+        opens.set()
