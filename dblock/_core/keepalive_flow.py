@@ -162,7 +162,7 @@ class KeepAliveFlow:
         due = min(
             self.schedule.due_at(),
             now + LONGEST_PAUSE if self._abandoned or in_use else math.inf,
-            lasts_at if lasts_at > now else math.inf,
+            lasts_at if lasts_at > now and self._flows.presence is not None else math.inf,
         )
         self._asleep_until = due
         return max(due - now, 0.0)
