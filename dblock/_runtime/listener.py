@@ -36,7 +36,7 @@ from dblock._runtime.forks import call_after_fork, forks_so_far, importing
 from dblock._runtime.keepalive_runner import KeepAliveRunner
 from dblock._runtime.listener_connection import HANG_UP, ListenerConnection, LoopReader, states_of
 from dblock._runtime.target import Target
-from dblock._runtime.thread_reader import ThreadReader
+from dblock._runtime.thread_reader import READS_ON_FOR, ThreadReader
 from dblock._runtime.threads import start_only_thread, start_thread, start_timer
 from dblock._runtime.wakeups import ThreadWaiter
 from dblock.errors import Unavailable
@@ -292,8 +292,10 @@ class Listener(_ListenerBase):
             left = max(until - clock.now(), 0.0)
             if (elsewhere := in_loop or self._reader.reads(connection)) != read_elsewhere:
                 read_elsewhere, wait = elsewhere, _readable(handles, elsewhere)
-            ready = wait(min(left, self._looks_every))
-            if not ready and left > self._looks_every:
+            # A reader that leaves while no other thread waits does not say so.
+            pause = min(self._looks_every, READS_ON_FOR if elsewhere and not in_loop else math.inf)
+            ready = wait(min(left, pause))
+            if not ready and left > pause:
                 self.flow.look()
                 continue
             if connection is None or handles[1] not in ready:

@@ -136,16 +136,24 @@ class ThreadReader:
 
     def _read_once(self, connection: ListenerConnection, left: float) -> bool:
         """Read what has come. Return False if the connection cannot be read any more."""
-        if connection.lock.locked():
-            # The exchange that has it passes on what comes, which interrupts this.
-            select.select([self._pipe[0]] if self._pipe else [], [], [], min(left, EXCHANGE_TAKES))
-            return True
+        held: list[bool] = []
         try:
-            connection.read()
+            # In one step for an interrupt, which would otherwise leave the lock taken.
+            held.extend(map(connection.lock.acquire, (False,)))
+            if held[0]:
+                connection.read_locked()
+            elif self._pipe is not None:
+                # The exchange that has it passes on what comes, which interrupts this.
+                pause = select.poll()
+                pause.register(self._pipe[0], select.POLLIN)
+                pause.poll(min(left, EXCHANGE_TAKES) * 1000)
         except psycopg.Error:
             self._connection = None
             self._wake_listener()  # its thread gets the same error
             return False
+        finally:
+            if held and held[0]:
+                connection.lock.release()
         return True
 
     def _close(self) -> None:

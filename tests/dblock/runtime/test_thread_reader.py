@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import math
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -10,8 +13,13 @@ from typing import Any
 import psycopg
 import pytest
 
+import dblock
+from dblock._core import notification_probe, statements
 from dblock._core.acquire import LockFlows
+from dblock._core.effects import Call
 from dblock._core.waiters import LocalWaiters
+from dblock._runtime import thread_reader
+from dblock._runtime.runner import Runner
 from dblock._runtime.thread_reader import ThreadReader
 from dblock._runtime.wakeups import ThreadWaiter
 
@@ -37,11 +45,14 @@ class Connection:
 
     def read(self) -> None:
         with self.lock:
-            self.read_by.append(threading.current_thread())
-            if self.broken:
-                raise psycopg.OperationalError("the server has closed it")
-            for attempt in self.ours.recv(100).decode():
-                self._notified(attempt)
+            self.read_locked()
+
+    def read_locked(self) -> None:
+        self.read_by.append(threading.current_thread())
+        if self.broken:
+            raise psycopg.OperationalError("the server has closed it")
+        for attempt in self.ours.recv(100).decode():
+            self._notified(attempt)
 
 
 class Flow:
@@ -215,3 +226,94 @@ def test_waiter_does_not_read_where_it_cannot(client: Client, why: str) -> None:
     assert ended(thread)
     assert client.connection.read_by == []
     assert not client.reader.reads(client.connection)
+
+
+def test_exchange_that_begins_before_a_read_does_not_keep_the_reader(client: Client) -> None:
+    """The reader would otherwise wait for the reply of the exchange, beyond the time of its own wait."""
+    connection = client.connection
+
+    class Lock:
+        """A lock that an exchange takes once a reader has seen it free."""
+
+        def locked(self) -> bool:
+            busy = connection_lock.locked()
+            connection_lock.acquire(blocking=False)
+            return busy
+
+        def acquire(self, *args: Any, **options: Any) -> bool:
+            connection_lock.acquire(blocking=False)
+            return connection_lock.acquire(*args, **options)
+
+        def release(self) -> None:
+            connection_lock.release()
+
+        def __enter__(self) -> bool:
+            return self.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.release()
+
+    connection_lock, connection.lock = connection.lock, Lock()  # type: ignore[assignment]
+    waiter, thread = client.wait_as_reader("x")
+    connection.theirs.send(b"x")
+    wait_until(connection_lock.locked)
+    waiter.wake()  # what the exchange does with the notification
+    assert ended(thread)
+    connection_lock.release()
+
+
+def test_reader_waits_for_an_exchange_in_a_process_with_many_open_files(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """select() takes no number from 1024 on."""
+
+    def open_high() -> tuple[int, int]:
+        low = open_pipe()
+        high = fcntl.fcntl(low[0], fcntl.F_DUPFD, 1024), fcntl.fcntl(low[1], fcntl.F_DUPFD, 1024)
+        for handle in low:
+            os.close(handle)
+        return high
+
+    open_pipe = thread_reader._open_pipe
+    monkeypatch.setattr(thread_reader, "_open_pipe", open_high)
+    _, thread = client.wait_as_reader("x")
+    with client.connection.lock:
+        client.connection.theirs.send(b"x")
+        thread.join(0.05)
+        assert thread.is_alive()
+    assert ended(thread)
+
+
+@pytest.mark.second_stage
+@pytest.mark.beside_others
+def test_notification_that_comes_after_the_last_waiter_left_is_read(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise the client takes the notification that it sends to itself for lost, and polls."""
+    left, perform = threading.Event(), Runner.perform
+
+    def send_late(runner: Runner, effect: Any) -> Any:
+        if isinstance(effect, Call) and effect.sql == statements.NOTIFY_SELF:
+            left.wait(LONG)
+        return perform(runner, effect)
+
+    def give_up(lock: dblock.Lock[Any]) -> None:
+        with pytest.raises(dblock.LockTimeout):
+            lock.acquire(timeout=0.5)
+
+    monkeypatch.setattr(Runner, "perform", send_late)
+    monkeypatch.setattr(notification_probe, "PROBE_WITHIN", 4.0)
+    with dblock.Client(dsn) as holder, dblock.Client(dsn, presence=None) as client:
+        lease = holder.lock("a").acquire()
+        waiting = threading.Thread(target=give_up, args=(client.lock("a"),), daemon=True)
+        waiting.start()
+        wait_until(lambda: client._runtime.runner and client._runtime.listener.flow._probe.due_at() < math.inf)
+        flow, reader = client._runtime.listener.flow, client._runtime.listener._reader
+        flow.waiters.wake_all()  # it waits again, and reads
+        wait_until(lambda: reader.reads(flow.connection))
+        assert ended(waiting)
+        left.set()
+        wait_until(lambda: flow._probe.due_at() == math.inf)
+        assert flow.waiters.notifications_work
+        assert "do not come through" not in caplog.text
+        assert lease.release()
