@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+
+import psycopg
+from psycopg import conninfo, sql
 
 from bench.harness import servers
 from bench.harness.contender import Contender
 from bench.harness.rounds import cause
 from bench.harness.servers import Running
 from bench.peers import sketch
+from dblock.admin import schema
 
 DBLOCK, REDIS, ADVISORY = "bench.peers.dblock_locks", "bench.peers.redis_locks", "bench.peers.advisory"
 
@@ -45,21 +50,28 @@ PACKAGES = (
 class Arena:
     """The servers of one question, each started when it is first needed."""
 
-    def __init__(self, folder: Path, only: Iterable[str] = ()) -> None:
+    def __init__(self, folder: Path, only: Iterable[str] = (), *, fsync_delay_us: int = 0) -> None:
         self.folder = folder
         self.versions: dict[str, str] = {}
         self.failed: dict[str, str] = {}
         """The servers that are installed and did not start."""
-        self._only = tuple(only)
+        self._only, self._fsync_delay_us = tuple(only), fsync_delay_us
         self._stack = contextlib.ExitStack()
         self._running: dict[str, Running | None] = {}
-        self._sketched = False
+        self._databases: dict[str, str] = {}
+        """The databases that contenders have for themselves, by contender."""
 
     def __enter__(self) -> Arena:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def with_slow_disk(self, delay_us: int) -> Arena:
+        """Return an arena with servers of its own, whose every fsync takes this much longer."""
+        slow = Arena(self.folder, self._only, fsync_delay_us=delay_us)
+        slow.versions, slow.failed = self.versions, self.failed
+        return slow
 
     def _start(
         self, name: str, start: Callable[[], contextlib.AbstractContextManager[Running | None]]
@@ -78,13 +90,36 @@ class Arena:
     @property
     def postgres(self) -> Running:
         """The embedded Postgres, with dblock installed."""
-        found = self._start("Postgres", lambda: servers.postgres(self.folder))
+        delay = self._fsync_delay_us
+        found = self._start("Postgres", lambda: servers.postgres(self.folder, fsync_delay_us=delay))
         assert found is not None
         return found
 
+    def database(self, contender: str, install: Callable[[str], object]) -> str:
+        """Return the name of a database for one contender, with its tables.
+
+        Each contender that listens has one, because a NOTIFY wakes every session that listens in the same database:
+        the idle clients of one contender would cost the hand-offs of another.
+        """
+        where = self.postgres.where
+        template = f"template_{install.__module__.rpartition('.')[2]}"
+        with psycopg.connect(where, autocommit=True) as admin:
+            if template not in self._databases:
+                admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(template)))
+                install(conninfo.make_conninfo(where, dbname=template))
+                self._databases[template] = template
+            if contender not in self._databases:
+                name = re.sub(r"\W+", "_", contender)
+                admin.execute(
+                    sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
+                )
+                self._databases[contender] = name
+        return self._databases[contender]
+
     def redis(self, *, fsync: bool) -> Running | None:
         """A Redis, which may write each command to its disk."""
-        return self._start(f"Redis, {fsync}", lambda: servers.redis(self.folder, fsync=fsync))
+        delay = self._fsync_delay_us
+        return self._start(f"Redis, {fsync}", lambda: servers.redis(self.folder, fsync=fsync, fsync_delay_us=delay))
 
     def pgbouncer(self) -> Running | None:
         """A pgbouncer in front of the Postgres."""
@@ -138,6 +173,9 @@ class Arena:
         running = self.postgres
         where = running.socket if "socket" in words else running.where
         prefix = "Async" * ("asyncio" in words)
+        if peer in ("dblock", SKETCH):
+            install = schema.install if peer == "dblock" else sketch.install
+            where = conninfo.make_conninfo(where, dbname=self.database(name, install))
         if peer == "dblock":
             kind = "KeptLock" if "kept lock" in words else f"{prefix}Dblock"
             given = {**options, **({"durable": False} if "efficiency" in words else {})}
@@ -145,21 +183,21 @@ class Arena:
         if peer == NAIVE:
             return Contender(name, "bench.peers.naive:TwoStatements", where, running.pid)
         if peer == SKETCH:
-            if not self._sketched:
-                sketch.install(where)
-                self._sketched = True
             return Contender(name, "bench.peers.sketch:Sketch", where, running.pid)
         kind = {"pg_advisory_lock": f"{prefix}AdvisoryLock", "sqlalchemy-dlock": "SqlalchemyDlock"}[peer]
         return Contender(name, f"{ADVISORY}:{kind}", where, running.pid, {}, bool(prefix))
 
     def recipes(self, peer: str, makes: Mapping[str, str]) -> list[Contender]:
         """Return other classes of a peer's adapter as contenders, by their names."""
-        return [
-            replace(one, name=name, make=make)
-            for one in self.contenders(peer)
-            for name, make in makes.items()
-            if self.wanted(name)
-        ]
+        found = []
+        for one in self.contenders(peer):
+            for name, make in makes.items():
+                if self.wanted(name):
+                    where = one.where
+                    if peer == "dblock":
+                        where = conninfo.make_conninfo(where, dbname=self.database(name, schema.install))
+                    found.append(replace(one, name=name, make=make, where=where))
+        return found
 
     def all_versions(self) -> dict[str, str]:
         """Return the versions of the servers that were started and of the libraries that are installed."""

@@ -14,7 +14,7 @@ from functools import partial
 import psycopg
 
 from bench.harness import machine, usage
-from bench.harness.arena import DBLOCK
+from bench.harness.arena import SKETCH
 from bench.harness.contender import Contender
 from bench.harness.question import Question, Run, pair_block, turn_block
 from bench.harness.rounds import Block, Sample
@@ -44,8 +44,6 @@ ALL = "all functions"
 ROWS = 13
 """The functions that take longest, and all together."""
 
-LOCKS = {"dblock": f"{DBLOCK}:Dblock", "sketch": "bench.peers.sketch:Sketch"}
-
 
 def measure(run: Run) -> list[Table]:
     return [_pair(run), *_hand_offs(run)]
@@ -62,7 +60,7 @@ def _pair(run: Run) -> Table:
             blocks[name] = partial(pair_block, team, run.pick(0.25, 0.05))
         if pgbench.PROGRAM:
             blocks["the two functions, by pgbench"] = partial(
-                pgbench.pair_block, postgres, run.scratch, 1, run.pick(300, 30), core=0
+                pgbench.pair_block, postgres, run.scratch, 1, run.pick(1500, 30), core=0
             )
         machine.pin(usage.tree(postgres.pid), 1)
         measured = run.interleave(blocks, 8)
@@ -75,12 +73,7 @@ def _hand_offs(run: Run) -> Sequence[Table]:
     tables, postgres = [], run.arena.postgres
     with psycopg.connect(postgres.where, autocommit=True) as owner:
         owner.execute("ALTER ROLE postgres SET track_functions = 'all'")
-        run.arena.contenders("sketch")  # installs it
-        contenders = [
-            Contender(name, make, postgres.where, postgres.pid)
-            for name, make in LOCKS.items()
-            if run.arena.wanted(name)
-        ]
+        contenders = run.arena.contenders("dblock", SKETCH)
         blocks: dict[str, Block] = {one.name: partial(_counted, run, one) for one in contenders}
         measured = run.interleave(blocks, 2)
         owner.execute("ALTER ROLE postgres RESET track_functions")

@@ -11,14 +11,11 @@ import sys
 from contextlib import ExitStack
 from functools import partial
 
-from bench.harness import servers
-from bench.harness.arena import ADVISORY, DBLOCK, REDIS, SKETCH
-from bench.harness.contender import Contender
+from bench.harness.arena import SKETCH
 from bench.harness.question import Question, Run, pair_block, turn_block
 from bench.harness.rounds import Block, Sample
 from bench.harness.table import Column, Table
 from bench.harness.workers import Team
-from bench.peers import sketch
 
 COLUMNS = (
     Column("p50", "pair p50 µs", checked=0.15),
@@ -30,6 +27,10 @@ COLUMNS = (
     Column("client", "client CPU µs a pair", drawn=False),
 )
 
+CONTENDERS = (
+    "dblock", "dblock, efficiency", SKETCH, "pg_advisory_lock", "redis-py, fsync", "python-redis-lock, fsync",
+)  # fmt: skip
+
 
 def measure(run: Run) -> list[Table]:
     table = Table("slow_disk", "each fsync takes 1 ms more", "redis-py, fsync", COLUMNS)
@@ -38,23 +39,8 @@ def measure(run: Run) -> list[Table]:
         return []
     delay = run.pick(1000, 1)
     with ExitStack() as stack:
-        postgres = stack.enter_context(servers.postgres(run.scratch, fsync_delay_us=delay))
-        sketch.install(postgres.where)
-        contenders = [
-            Contender("dblock", f"{DBLOCK}:Dblock", postgres.where, postgres.pid),
-            Contender("dblock, efficiency", f"{DBLOCK}:Dblock", postgres.where, postgres.pid, {"durable": False}),
-            Contender(SKETCH, "bench.peers.sketch:Sketch", postgres.where, postgres.pid),
-            Contender("pg_advisory_lock", f"{ADVISORY}:AdvisoryLock", postgres.where, postgres.pid),
-        ]
-        if run.arena.installed("redis-py") and (
-            redis := stack.enter_context(servers.redis(run.scratch, fsync=True, fsync_delay_us=delay))
-        ):
-            contenders += [Contender("redis-py, fsync", f"{REDIS}:RedisPy", redis.where, redis.pid)]
-            if run.arena.installed("python-redis-lock"):
-                contenders += [
-                    Contender("python-redis-lock, fsync", f"{REDIS}:PythonRedisLock", redis.where, redis.pid)
-                ]
-        contenders = [one for one in contenders if run.arena.wanted(one.name)]
+        arena = stack.enter_context(run.arena.with_slow_disk(delay))
+        contenders = arena.contenders(*CONTENDERS)
         alone, many = run.teams(stack, contenders, 1), run.teams(stack, contenders, run.pick(8, 2))
         blocks: dict[str, Block] = {
             name: partial(_both, run, team, many[name]) for name, team in alone.items() if name in many
