@@ -48,7 +48,7 @@ def measure(run: Run) -> list[Table]:
             blocks[name] = partial(pair_block, team, seconds)
         if run.arena.wanted("pgbench") and pgbench.PROGRAM:
             blocks["pgbench"] = partial(
-                pgbench.pair_block, run.arena.postgres, run.scratch, 1, run.pick(300, 30), core=0
+                pgbench.pair_block, run.arena.postgres, run.scratch, 1, run.pick(1500, 30), core=0
             )
         for contender in contenders:
             machine.pin(usage.tree(contender.pid), 1)

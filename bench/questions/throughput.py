@@ -70,7 +70,8 @@ def _named(sample: Sample, size: int) -> Sample:
 
 
 def _floor(run: Run, size: int) -> Sample:
-    transactions = max(run.pick(3000, 60) // size, 20)
+    # Enough that the start of its sessions, which is within its block, does not count.
+    transactions = max(run.pick(8000, 60) // size, 20)
     return _named(pgbench.pair_block(run.arena.postgres, run.scratch, size, transactions), size)
 
 
