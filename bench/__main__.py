@@ -30,7 +30,7 @@ from bench.harness.question import Question, Run
 from bench.harness.report import Report
 from bench.harness.rounds import cause, say
 from bench.harness.servers import scratch
-from bench.harness.table import Table, plain
+from bench.harness.table import Table, aligned, judged, plain
 
 REPORT = Path("bench-report")
 
@@ -90,6 +90,8 @@ class Session:
                 with scratch() as folder, Arena(folder, self._options.only) as arena:
                     for question in group:
                         now = question.name
+                        place = f"{self._asked.index(question) + 1} of {len(self._asked)}"
+                        say(f"{time.strftime('%H:%M:%S')} {now}, question {place}")
                         self._ask(question, arena)
         except (KeyboardInterrupt, SystemExit) as end:
             say(f"Interrupted in {now}. All servers are stopped.")
@@ -175,9 +177,10 @@ class Session:
         bad = bool(self._failed or failed)
         if self._options.quick:
             return int(bad)
-        goals = [table.met(goal, ratio) for table in tables for goal, ratio in table.goals]
+        goals = [(f"{table.name}: {limit}", *rest) for table in tables for limit, *rest in judged(table)]
         if goals:
-            print(f"{sum(goals)} of {len(goals)} goals are met.")
+            print("\n".join(["", *aligned([("goal", "measured", ""), *goals]), ""]))
+            print(f"{sum(goal[-1] == 'met' for goal in goals)} of {len(goals)} goals are met.")
         if self._options.save_baseline:
             baseline.save(tables)
         elif not self._stored:

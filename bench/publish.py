@@ -22,7 +22,7 @@ from typing import Any
 
 from bench.harness import baseline, report
 from bench.harness.report import Answer, load
-from bench.harness.table import Table, markdown, number, ratio
+from bench.harness.table import Table, judged, markdown, number
 from bench.questions import ORDER
 
 ROOT = Path(__file__).parents[1]
@@ -67,7 +67,7 @@ def blocks(answers: list[Answer]) -> dict[str, str]:
             found[table.name] = _block(table, answer["asks"])
             goals += _goals(answer["question"].replace("_", " "), table)
     if tables:
-        head = ["", "| question | goal | limit | measured | |", "|---|---|---|---|---|"]
+        head = ["", "| question | goal | measured | |", "|---|---|---|---|"]
         found |= {
             "goals": "\n".join([*head, *goals, "", ""]),
             "machine": _machine(tables),
@@ -88,13 +88,9 @@ def _block(table: Table, asks: str) -> str:
 
 
 def _goals(question: str, table: Table) -> Iterator[str]:
-    for goal, measured in table.goals:
-        column = table.column(goal.column)
-        sign = "≤" if column.lower_is_better else "≥"
-        limit = f"{sign} {goal.limit:g}" + (f" × {goal.reference}" if goal.reference else "")
-        shown = f"{ratio(measured)} ×" if goal.reference else number(measured, column.digits)
-        verdict = "met" if table.met(goal, measured) else "**not met**"
-        yield f"| {question}: {table.title} | {goal.row}: {column.heading} | {limit} | {shown} | {verdict} |"
+    for limit, measured, verdict in judged(table):
+        shown = verdict if verdict == "met" else "**not met**"
+        yield f"| {question}: {table.title} | {limit} | {measured} | {shown} |"
 
 
 def _machine(tables: list[Table]) -> str:

@@ -79,8 +79,11 @@ class Table:
             found = measured.values.get(goal.row, {}).get(goal.column, [])
             if goal.reference:
                 found = _ratios(found, measured.values.get(goal.reference, {}).get(goal.column))
-            if found := [one for one in found if not math.isnan(one)]:
-                self.goals.append((goal, statistics.median(found)))
+            if found:
+                self.goals.append((goal, _median(found)))
+            else:
+                what = " or ".join(name for name in (goal.row, goal.reference) if name)
+                self.notes.append(f"The goal “{self.limit(goal)}” was not judged: {what} was not measured.")
         self.failed = dict(measured.failed)
         self.about |= {"blocks": measured.blocks, "repeated": measured.repeated, "disturbed": measured.disturbed}
         return self
@@ -93,6 +96,13 @@ class Table:
         """Return whether the goal is met."""
         return ratio <= goal.limit if self.column(goal.column).lower_is_better else ratio >= goal.limit
 
+    def limit(self, goal: Goal) -> str:
+        """Return what a goal demands."""
+        column = self.column(goal.column)
+        sign = "≤" if column.lower_is_better else "≥"
+        of = f" × {goal.reference}" if goal.reference else ""
+        return f"{goal.row}, {column.heading} {sign} {goal.limit:g}{of}"
+
     def data(self) -> dict[str, Any]:
         """Return everything as JSON data."""
         return {
@@ -101,7 +111,7 @@ class Table:
             "reference": self.reference,
             "columns": [asdict(column) for column in self.columns],
             "rows": {row: {key: _known(cell) for key, cell in cells.items()} for row, cells in self.cells.items()},
-            "goals": [{**asdict(goal), "ratio": ratio} for goal, ratio in self.goals],
+            "goals": [{**asdict(goal), "ratio": None if math.isnan(ratio) else ratio} for goal, ratio in self.goals],
             "notes": self.notes,
             "picture": self.picture,
             "about": self.about,
@@ -122,7 +132,7 @@ class Table:
             }
         for goal in data["goals"]:
             known = {key: value for key, value in goal.items() if key != "ratio"}
-            table.goals.append((Goal(**known), goal["ratio"]))
+            table.goals.append((Goal(**known), math.nan if goal["ratio"] is None else goal["ratio"]))
         return table
 
 
@@ -131,22 +141,21 @@ def _known(cell: Cell) -> dict[str, float | None]:
     return {key: None if value is not None and math.isnan(value) else value for key, value in asdict(cell).items()}
 
 
+def _median(values: Sequence[float]) -> float:
+    """Return the median, where what did not happen in time counts as the longest."""
+    found = statistics.median([math.inf if math.isnan(value) else value for value in values] or [math.inf])
+    return math.nan if math.isinf(found) else found
+
+
 def _ratios(values: Sequence[float] | None, base: Sequence[float] | None) -> list[float]:
-    return [
-        value / other
-        for value, other in zip(values or [], base or [], strict=False)
-        if other and not math.isnan(value) and not math.isnan(other)
-    ]
+    return [value / other for value, other in zip(values or [], base or [], strict=False) if other > 0]  # not NaN
 
 
 def _cell(values: Sequence[float], base: Sequence[float] | None) -> Cell:
-    known = [value for value in values if not math.isnan(value)]
-    if not known:
-        return Cell(math.nan)
-    cell, ratios = Cell(statistics.median(known)), _ratios(values, base)
-    if ratios:
-        cell.ratio = statistics.median(ratios)
-        ordered = sorted(ratios)
+    cell, ratios = Cell(_median(values)), _ratios(values, base)
+    if ratios and not math.isnan(_median(ratios)):
+        cell.ratio = _median(ratios)
+        ordered = sorted(ratios, key=lambda one: math.inf if math.isnan(one) else one)
         cell.low, cell.high = ordered[len(ordered) // 4], ordered[len(ordered) * 3 // 4]
     return cell
 
@@ -186,13 +195,28 @@ def markdown(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def shown_goal(table: Table, goal: Goal, measured: float) -> str:
-    """Return what was measured for a goal."""
-    return (
-        f"{ratio(measured)} × {goal.reference}"
-        if goal.reference
-        else number(measured, table.column(goal.column).digits)
-    )
+def judged(table: Table) -> list[tuple[str, str, str]]:
+    """Return for each goal what it demands, what was measured, and whether it is met."""
+    return [
+        (
+            table.limit(goal),
+            f"{ratio(measured)} ×" if goal.reference else number(measured, table.column(goal.column).digits),
+            "met" if table.met(goal, measured) else "NOT MET",
+        )
+        for goal, measured in table.goals
+    ]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return lines whose columns are aligned, the first to the left and the others to the right."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def plain(table: Table) -> str:
@@ -200,23 +224,12 @@ def plain(table: Table) -> str:
     rows = [[table.title, *(column.heading for column in table.columns)]]
     for line in markdown(table).splitlines()[2:]:
         rows.append([cell.strip().strip("*") for cell in line.strip("|").split("|")])
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    out = []
-    for row in rows:
-        first, *rest = (cell.ljust(width) if not place else cell.rjust(width) for place, (cell, width) in enumerate(
-            zip(row, widths, strict=True)))  # fmt: skip
-        out.append("  ".join([first, *rest]).rstrip())
+    out = aligned(rows)
     if table.reference in table.cells:
         out.append(f"× {table.reference} = 1, measured in the same run")
     else:
         out.append(f"There are no ratios, because {table.reference} was not measured.")
-    for goal, measured in table.goals:
-        column = table.column(goal.column)
-        verdict = "met" if table.met(goal, measured) else "NOT MET"
-        sign = "≤" if column.lower_is_better else "≥"
-        out.append(
-            f"goal: {goal.row}, {column.heading}: {shown_goal(table, goal, measured)} ({sign} {goal.limit:g}) {verdict}"
-        )
+    out += [f"goal: {limit}: {measured}, {verdict}" for limit, measured, verdict in judged(table)]
     out += table.notes
     about = table.about
     if about.get("repeated") or about.get("disturbed"):

@@ -42,15 +42,25 @@ def test_ratio_is_computed_within_each_round() -> None:
     assert slower.cells["dblock"]["time"].ratio == 0.5
 
 
-def test_ratio_leaves_out_rounds_without_a_figure() -> None:
-    cell = table([10.0, math.nan, 30.0], [20.0, 400.0, 60.0]).cells["dblock"]["time"]
-    assert (cell.value, cell.ratio) == (20.0, 0.5)
+def test_median_counts_what_did_not_happen_as_the_longest() -> None:
+    made = table([10.0, math.nan, 30.0], [20.0, 400.0, 50.0])
+    cell = made.cells["dblock"]["time"]
+    assert (cell.value, cell.ratio) == (30.0, 0.6)
+    mostly = table([math.nan, math.nan, 30.0], [20.0, 400.0, 60.0])
+    assert math.isnan(mostly.cells["dblock"]["time"].value)
+    assert "goal: dblock, time µs ≤ 0.5 × peer: – ×, NOT MET" in plain(mostly)
+
+
+def test_goal_without_its_peer_is_named() -> None:
+    made = table([10.0], [])
+    assert len(made.goals) == 1
+    assert "The goal “dblock, time µs ≤ 0.5 × peer” was not judged: dblock or peer was not measured." in plain(made)
 
 
 def test_goal_is_a_ratio_or_a_figure() -> None:
     made = table([10.0], [16.0], rate=9.0)
     assert [(goal.column, made.met(goal, ratio)) for goal, ratio in made.goals] == [("time", False), ("rate", False)]
-    assert "0.62 × peer (≤ 0.5) NOT MET" in plain(made)
+    assert "goal: dblock, time µs ≤ 0.5 × peer: 0.62 ×, NOT MET" in plain(made)
     good = table([10.0], [20.0], rate=11.0)
     assert all(good.met(goal, ratio) for goal, ratio in good.goals)
 
@@ -195,7 +205,7 @@ def test_published_page_has_the_table_between_its_marks() -> None:
     shown = publish.render(page, texts)
     assert "old" not in shown
     assert "| **dblock** | 10 (0.50\u00a0×) | 10 (1.00\u00a0×) |" in shown
-    assert "| pair: one client | dblock: time µs | ≤ 0.5 × peer | 0.50 × | met |" in shown
+    assert "| pair: one client | dblock, time µs ≤ 0.5 × peer | 0.50 × | met |" in shown
     assert publish.render(shown, texts) == shown
 
 
