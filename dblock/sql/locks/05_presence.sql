@@ -37,13 +37,12 @@ $$;
 -- means that other clients may take its locks. NULL means that the session is alive, or that
 -- nothing is known about it.
 --
--- A presence is a session that holds an advisory lock. Its key is a
--- hash of the random presence. The lock ends with the
--- session. A key counts only in the incarnation of the server in which it was registered: a restart
--- changes the postmaster's start time, and a crash, a promotion or a restore empties the unlogged
--- table. The grace starts when a session first finds the advisory lock gone. So a client whose
--- session was closed has at least that long to withdraw its presence or to stop trusting its
--- leases.
+-- A presence is a session that holds an advisory lock. Its key is a hash of the random presence.
+-- The lock ends with the session. A key counts only in the incarnation of the server in which it
+-- was registered: a restart changes the postmaster's start time, and a crash, a promotion or a
+-- restore empties the unlogged table. The grace starts when a session first finds the advisory lock
+-- gone. So a client whose session was closed has at least that long to withdraw its presence or to
+-- stop trusting its leases.
 --
 -- Any role may wait for a key that it has seen in pg_locks, and has the advisory lock when the
 -- session ends. For the presence of a holder (`of_holder`) it is therefore also enough that the

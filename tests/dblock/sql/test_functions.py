@@ -179,6 +179,32 @@ def test_late_release_that_waits_for_the_next_grant_does_not_free_it(sessions: S
     assert late.do("SELECT token FROM holder('a')") == (newer,)
 
 
+@pytest.mark.parametrize("deleted", [False, True])
+def test_try_grants_the_version_of_the_row_that_it_has_locked(
+    sessions: Sessions, owner: psycopg.Connection, deleted: bool
+) -> None:
+    """Other grants write newer versions of the row, or another row, after the try has taken its snapshot."""
+    queue = "          -- A ticket in the queue comes first.\n"
+    passes = "current_setting('application_name') <> 'held'"
+    stop = f"          AND ({passes} OR (SELECT pg_advisory_xact_lock(1) IS NOT NULL))\n"
+    mutants.replace(owner, mutants.altered("10_try_acquire.sql", queue, stop + queue))
+    held, other, keeper = sessions.open("held"), sessions.open(), sessions.open()
+    (token,) = other.do("SELECT token FROM try_acquire('a')")
+    other.do("SELECT release('a', %s)", token)
+    keeper.do("SELECT pg_advisory_lock(1)")
+    trying = held.start("SELECT granted, token FROM try_acquire('a')")
+    held.wait_until_blocked()
+    if deleted:
+        assert other.do("SELECT reap('0 s')") == (1,)
+    (token,) = other.do("SELECT token FROM try_acquire('a')")
+    other.do("SELECT release('a', %s)", token)
+    keeper.do("SELECT pg_advisory_unlock(1)")
+    granted, newer = trying.result(20)
+    assert granted
+    assert newer > token
+    assert other.do("SELECT token FROM holder('a')") == (newer,)
+
+
 def test_release_of_an_expired_lease_is_false_though_the_lock_is_still_free(owner: psycopg.Connection) -> None:
     owner.execute("SELECT try_acquire('a')")
     owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
