@@ -55,7 +55,7 @@ BUGS = (
     Bug(
         "tickets of dead clients stay",
         "makes all clients wait behind a client that was killed",
-        ("takeover in time", "hand-over in time"),
+        ("takeover in time", "hand-over in time", "recovery"),
         fault="kill",
         strikes=3,
         options=CROWD | {"ttl": 0.5, "brief": 0.1},
