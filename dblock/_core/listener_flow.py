@@ -92,8 +92,8 @@ class ListenerFlow:
         self.closed = False
         self._replied_at = -math.inf
         """When the last request that got a reply over the connection was sent."""
-        self._doubted = False
-        """Whether another thread got no reply over the connection."""
+        self._doubted_at = -math.inf
+        """When another thread got no reply over the connection, if there was none since."""
         self.listens = False
         self._listen_at = -math.inf
         """When to try to listen at the earliest."""
@@ -210,7 +210,8 @@ class ListenerFlow:
                 in_use_at = self._now() if self._keeps_leases else max(self._awaited_at, self._kept_at)
                 due.append(in_use_at + LISTEN_FOR)
             # Without a presence and without waiters, the renewals show whether the connection lasts.
-            pings = not self.is_home or self._grace is not None or self.waiters.in_use or self.listens or self._doubted
+            doubted = self._doubted_at > -math.inf
+            pings = not self.is_home or self._grace is not None or self.waiters.in_use or self.listens or doubted
             due.append((self._replied_at if pings else self._now()) + PING_INTERVAL)
             if self.waiters.in_use and not self.listens:
                 due.append(self._listen_at)
@@ -241,8 +242,7 @@ class ListenerFlow:
         """Close the connection until there are waiters again, so that an idle client sends nothing."""
         connection, self.connection = self.connection, None
         if connection is not None:
-            self.waiters.notifications_work = False
-            self._retry_at = -math.inf
+            self.waiters.notifications_work, self._retry_at = False, -math.inf
             connection.close()
 
     # Over the connection.
@@ -311,13 +311,14 @@ class ListenerFlow:
 
     def replied(self, sent_at: float) -> None:
         """Record a reply over the connection to a request that was sent then. Another thread may have sent it."""
-        self._doubted, self._replied_at = False, sent_at
-        if self._flows.presence is not None:
-            self._flows.presence.confirm(sent_at)
+        if sent_at >= self._doubted_at:  # otherwise the doubt came later
+            self._doubted_at, self._replied_at = -math.inf, sent_at
+            if self._flows.presence is not None:
+                self._flows.presence.confirm(sent_at)
 
     def doubt_connection(self) -> None:
         """Ask for a reply over the connection at once, because another thread got none over it."""
-        self._doubted, self._replied_at = True, -math.inf
+        self._doubted_at, self._replied_at = self._now(), -math.inf
         self._wake()
 
     def notified(self, payload: str) -> None:
@@ -340,8 +341,7 @@ class ListenerFlow:
 
     def _connection_opened(self, connection: Connection, presence: Presence | None) -> None:
         self._connecting.worked()
-        self.connection = connection
-        self.listens = False
+        self.listens, self.connection = False, connection
         self._replied_at = self._now()
         self._pause = FIRST_PAUSE
         self._flows.presence = presence

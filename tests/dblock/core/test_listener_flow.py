@@ -364,3 +364,15 @@ def test_attempt_that_cannot_be_started_is_repeated_later() -> None:
     assert waits.seconds == pytest.approx(FIRST_PAUSE)
     listener.now += waits.seconds
     assert isinstance(listener.loop.send(None), Spawn)
+
+
+def test_doubt_outlasts_a_reply_to_an_earlier_request() -> None:
+    """The thread of a renewal may record its reply after another thread found the connection dead."""
+    flow = ListenerFlow(LockFlows("dblock", "me", lambda: 100.0), Listener(), "here", None, lambda: None)
+    flow.is_home = True
+    flow.connection = FakeConnection()
+    flow.doubt_connection()
+    flow.replied(99.0)
+    assert flow._seconds_until_due() == 0, "it asks for a reply at once"
+    flow.replied(100.0)
+    assert flow._seconds_until_due() > 0
