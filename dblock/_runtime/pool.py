@@ -132,9 +132,13 @@ class _PoolBase(Generic[Turn]):
         """Let the first call in the queue open a connection instead of one that is gone or could not be opened."""
         if raw is not None:
             self._vacate(raw)
-        while self._queue and len(self._slots) < self._size:
+        while len(self._slots) < self._size:
+            turn = next((turn for turn in self._queue if turn.opens), None)
+            if turn is None:
+                return
+            self._queue.remove(turn)
             slot = self._new_slot()
-            if self._queue.popleft().give(slot):
+            if turn.give(slot):
                 return
             self._slots.discard(slot)
 
@@ -196,7 +200,7 @@ class Pool(_PoolBase[ThreadTurn]):
         with self._lock:
             handed = self._take_now(lent_within is not None)
             if handed is None:
-                turn = ThreadTurn()
+                turn = ThreadTurn(opens=lent_within is None)
                 self._enqueue(turn)
         if turn is not None:
             handed = self._wait(turn, lent_within)
@@ -325,7 +329,7 @@ class AsyncPool(_PoolBase[TaskTurn]):
 
     async def _wait(self, lent_within: float | None) -> Handed | None:
         patience = self._patience if lent_within is None else min(lent_within, self._patience)
-        turn = TaskTurn()
+        turn = TaskTurn(opens=lent_within is None)
         self._enqueue(turn)
         try:
             until = time.monotonic() + patience

@@ -17,9 +17,10 @@ Handed = RawConnection | Slot
 
 
 class ThreadTurn:
-    """One call in the queue, for a thread. `handed` is set before the event."""
+    """One call in the queue, for a thread. `handed` is set before the event. It gets a slot only if it `opens`."""
 
-    def __init__(self) -> None:
+    def __init__(self, opens: bool = True) -> None:
+        self.opens = opens
         self.came = threading.Event()
         self.handed: Handed | None = None
 
@@ -31,9 +32,10 @@ class ThreadTurn:
 
 
 class TaskTurn:
-    """One call in the queue, for a task."""
+    """One call in the queue, for a task. It gets a slot only if it `opens`."""
 
-    def __init__(self) -> None:
+    def __init__(self, opens: bool = True) -> None:
+        self.opens = opens
         self.came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.handed: Handed | None = None
 

@@ -263,3 +263,29 @@ async def test_quiet_client_returns_to_one_connection_for_calls(
     closed = client.close()
     if kind == "asyncio":
         await closed
+
+
+def test_call_that_only_borrows_opens_no_connection_in_place_of_another() -> None:
+    """Opening may take long, and a renewal that borrows has another connection to go over."""
+    opens, openings = threading.Event(), []
+
+    def fail() -> Any:
+        openings.append(threading.current_thread())
+        opens.wait(20)
+        raise psycopg.OperationalError("unreachable")
+
+    shared: Any = Pool(fail, 1, 5.0)
+    with ThreadPoolExecutor() as threads:
+        opening = threads.submit(shared.take)
+        while not openings:
+            time.sleep(0.001)
+        borrowing = threads.submit(shared.take, 0.2)
+        while not shared._queue:
+            time.sleep(0.001)
+        opens.set()
+        with pytest.raises(psycopg.OperationalError):
+            opening.result()
+        with pytest.raises(dblock.Unavailable):
+            borrowing.result()
+    assert len(openings) == 1
+    assert shared.is_empty()
