@@ -239,8 +239,15 @@ def zookeeper(folder: Path) -> Iterator[Running | None]:
     command += ["org.apache.zookeeper.server.ZooKeeperServerMain", str(data / "zoo.cfg")]
     with _process(command, data, "log") as process:
         _wait_until(process, lambda: _ruok(port), "ZooKeeper", data / "log")
-        version = re.search(r"-(\d[\d.]*)\.jar", str(jar.resolve()))
-        yield Running(f"127.0.0.1:{port}", process.pid, version[1] if version else "?")
+        yield Running(f"127.0.0.1:{port}", process.pid, _jar_version(jar))
+
+
+def _jar_version(jar: Path) -> str:
+    """Return the version in the name of the jar, or in that of a link to it beside it."""
+    for name in [jar.resolve().name, *(one.name for one in jar.parent.glob(f"{jar.stem}-*.jar"))]:
+        if found := re.fullmatch(rf"{jar.stem}-(\d[\d.]*)\.jar", name):
+            return found[1]
+    return "?"
 
 
 def _ruok(port: int) -> bool:
