@@ -55,7 +55,7 @@ class PostgresChaos:
         self._frozen: dict[LeaseState, bool] = {}
         """The frozen leases, and whether each was kept alive before."""
         self._before_each: list[bytes] = []
-        self._exchange: Any = None
+        self._originals: Any = None
         self._thief: Client | None = None
         self._stolen: list[Lease] = []
         watch.at_end.append(self.undo)
@@ -152,9 +152,9 @@ class PostgresChaos:
 
     def allow(self) -> None:
         """End `deny` and `slow`."""
-        if self._exchange is not None:
-            connections.RawConnection.exchange = self._exchange  # type: ignore[method-assign]
-            self._exchange = None
+        if self._originals is not None:
+            connections.RawConnection.exchange, connections.RawConnection.call = self._originals  # type: ignore[method-assign]
+            self._originals = None
         self._before_each.clear()
 
     def step_clock(self, seconds: Seconds) -> None:
@@ -187,8 +187,9 @@ class PostgresChaos:
         if statement:
             # Sorted so that pg_sleep comes before the refusal: a call that is denied is slow too.
             self._before_each = sorted([*self._before_each, statement.encode()], reverse=True)
-        if self._exchange is None:
-            original = self._exchange = connections.RawConnection.exchange
+        if self._originals is None:
+            original = connections.RawConnection.exchange
+            self._originals = original, connections.RawConnection.call
 
             def exchange(raw: Any, call: Call, within: float) -> Generator[Any, Any, Row | None]:
                 until = time.monotonic() + within
@@ -198,7 +199,12 @@ class PostgresChaos:
                     connections._checked((yield from replies))
                 return (yield from original(raw, call, max(until - time.monotonic(), 0.0)))
 
+            def call(raw: Any, call: Call, within: float) -> Row | None:
+                row: Row | None = raw.connection.wait(exchange(raw, call, within), connections.poll_interval(within))
+                return row
+
             connections.RawConnection.exchange = exchange  # type: ignore[method-assign,assignment]
+            connections.RawConnection.call = call  # type: ignore[method-assign,assignment]
 
     def _clients(self) -> list[Any]:
         return [*self._watch.lent, *(client for client, _ in self._watch.clients)]

@@ -75,6 +75,27 @@ def test_program_finds_what_one_that_has_just_begun_finds(tmp_path: Path, new_se
     assert found[1]["session"] == [new_session, new_session]
 
 
+INHERITS_NUMBER = """
+import os, subprocess, sys
+from tests.support import warm_start
+run = lambda program, **options: warm_start.run([sys.executable, "-c", program], timeout=30, **options)
+run("")  # starts the server, which reads a file whose number is free in this process
+number = int(warm_start._server()._process.args[-1])
+reading, writing = os.pipe()
+os.write(writing, b"inherited")
+if reading != number:
+    os.dup2(reading, number)
+run(f"import os; print(os.read({number}, 10).decode())", pass_fds=[number])
+"""
+
+
+@pytest.mark.second_stage
+@pytest.mark.beside_others
+def test_program_may_inherit_the_number_of_the_file_that_its_server_reads() -> None:
+    done = subprocess.run([sys.executable, "-c", INHERITS_NUMBER], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("inherited\n", 0), done.stderr
+
+
 ENDS = {
     "exit code": "import sys; sys.exit(7)",
     "exit text": "import sys; sys.exit('because')",

@@ -195,7 +195,11 @@ def serve() -> CodeType:
         if not request:
             sys.exit()
         if _fork_sibling() == 0:
-            code = _become(json.loads(request), files, keep=channel.fileno())
+            asked = json.loads(request)
+            # Out of the way of the program's own files, which have the numbers that the program expects.
+            above = max(2, *files, *asked["descriptors"]) + 1
+            channel = socket.socket(fileno=fcntl.fcntl(channel.detach(), fcntl.F_DUPFD, above))
+            code = _become(asked, files, keep=channel.fileno())
             channel.send(str(os.getpid()).encode())
             channel.close()
             return code

@@ -37,7 +37,7 @@ MODULES = [
 
 OF_POSTGRES = {
     "test_all_leases_are_renewed_in_one_statement": "counts transactions",
-    "test_keep_alive_connects_before_the_first_renewal_is_due": "counts sessions",
+    "test_keep_alive_connects_before_the_first_renewal_is_due": "is about a connection",
     "test_close_releases_a_lease_that_counts_as_lost_when_its_presence_ends": "ends a connection",
     "test_many_first_calls_at_once_open_one_client": "counts sessions",
     "test_many_waiters_share_one_connection": "counts sessions",
