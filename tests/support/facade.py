@@ -19,6 +19,8 @@ import pytest
 
 import dblock
 from dblock._core.effects import Call
+from dblock._runtime.call_retry import CallRetry
+from dblock._runtime.keepalive_runner import KeepAliveRunner
 from dblock._runtime.runner import AsyncRunner, Runner
 from dblock._runtime.target import Target
 from dblock.several import LockAll, LockAny
@@ -112,25 +114,38 @@ def function_of(call: Call) -> str:
 
 @contextmanager
 def _before_calls(dsn: str, act: Callable[[str], Any], client: Any) -> Iterator[None]:
-    sync, asynchronous, database = Runner._call, AsyncRunner._call, Target(dsn).conninfo()
+    database = Target(dsn).conninfo()
+    under_way = threading.local()
 
     def is_meant(runner: Any) -> bool:
         # A client of an earlier test may still end its session in the background.
         return bool(runner.target.conninfo() == database and (client is None or runner is client._runtime.runner))
 
-    def call_sync(self: Any, call: Call, *rest: Any) -> Any:
-        if is_meant(self):
-            act(function_of(call))
-        return sync(self, call, *rest)
+    def observed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call_sync(self: Any, call: Call, *rest: Any) -> Any:
+            if getattr(under_way, "call", False):  # the same call, over another connection
+                return original(self, call, *rest)
+            if is_meant(self):
+                act(function_of(call))
+            under_way.call = True
+            try:
+                return original(self, call, *rest)
+            finally:
+                under_way.call = False
 
-    async def call_async(self: Any, call: Call, *rest: Any, **options: Any) -> Any:
-        done = act(function_of(call)) if is_meant(self) else None
+        return call_sync
+
+    asynchronous = AsyncRunner._call
+
+    async def call_async(self: Any, call: Call, lent: bool = False, trouble: CallRetry | None = None) -> Any:
+        done = act(function_of(call)) if trouble is None and is_meant(self) else None
         if inspect.isawaitable(done):
             await done
-        return await asynchronous(self, call, *rest, **options)
+        return await asynchronous(self, call, lent, trouble)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Runner, "_call", call_sync)
+        for kind in (Runner, KeepAliveRunner):
+            patch.setattr(kind, "_call", observed(kind._call))
         patch.setattr(AsyncRunner, "_call", call_async)
         yield
 
