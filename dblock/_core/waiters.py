@@ -179,10 +179,6 @@ class LocalWaiters:
         if first and not self.notifications_work:
             self._wake_listener()  # it is not listening yet
 
-    def has(self, waiter: LocalWaiter) -> bool:
-        """Return whether this waiter still waits."""
-        return self._waiters.get(waiter.attempt) is waiter
-
     def check_not_left(self) -> None:
         """Raise ClientClosed for a ticket that came after the client gave up its tickets: its waiter gives it up."""
         if self.left:

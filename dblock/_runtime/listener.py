@@ -1,8 +1,7 @@
 """The listener: performs the loop of dblock._core.listener_flow over one connection for all waiters of a client.
 
 It starts with the first lease or wait, in a thread of its own, also for an AsyncClient. On a notification it reads,
-wakes the waiter and goes straight back to waiting. A thread that waits reads by itself, as an event loop does: see
-dblock._runtime.thread_reader.
+wakes the waiter and goes straight back to waiting.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from dblock._runtime.forks import call_after_fork, forks_so_far, importing
 from dblock._runtime.keepalive_runner import KeepAliveRunner
 from dblock._runtime.listener_connection import HANG_UP, ListenerConnection, LoopReader, states_of
 from dblock._runtime.target import Target
-from dblock._runtime.thread_reader import READS_ON_FOR, ThreadReader
 from dblock._runtime.threads import start_only_thread, start_thread, start_timer
 from dblock._runtime.wakeups import ThreadWaiter
 from dblock.errors import Unavailable
@@ -148,7 +146,6 @@ class Listener(_ListenerBase):
         """The parameters that lead to the server of the last connection."""
         self._looks_every = math.inf
         """Seconds between two looks at the presence's socket, in the current wait."""
-        self._reader = ThreadReader(self.flow, self._wake)
 
     def start(self) -> None:
         """Listen from now on."""
@@ -182,8 +179,6 @@ class Listener(_ListenerBase):
         self._joined = True
         self.start()
         waiter = self._waiter(self.waiters, name, attempt)
-        if isinstance(waiter, ThreadWaiter):
-            waiter.reader = self._reader
         self.waiters.add(waiter)
         return waiter
 
@@ -285,17 +280,13 @@ class Listener(_ListenerBase):
                 in_loop = True
                 if connection.reader is None:
                     connection.reader = LoopReader(self._loop, connection, self._wake)
+        wait = _readable(handles, in_loop)
         until = clock.now() + min(seconds, self._call_untimed())
-        read_elsewhere, wait = in_loop, _readable(handles, in_loop)
         while True:
             self._looks_every = self.flow.look_every()
             left = max(until - clock.now(), 0.0)
-            if (elsewhere := in_loop or self._reader.reads(connection)) != read_elsewhere:
-                read_elsewhere, wait = elsewhere, _readable(handles, elsewhere)
-            # A reader that leaves while no other thread waits does not say so.
-            pause = min(self._looks_every, READS_ON_FOR if elsewhere and not in_loop else math.inf)
-            ready = wait(min(left, pause))
-            if not ready and left > pause:
+            ready = wait(min(left, self._looks_every))
+            if not ready and left > self._looks_every:
                 self.flow.look()
                 continue
             if connection is None or handles[1] not in ready:

@@ -31,7 +31,6 @@ from dblock._runtime.error_mapping import Overdue, is_overdue, server_address, s
 from dblock._runtime.fork_safe_connection import ForkSafeConnection
 from dblock._runtime.socket_probe import SocketProbe
 from dblock._runtime.target import Target
-from dblock._runtime.thread_reader import ThreadReader
 from dblock.errors import DblockError
 
 ENDS_ALL_SESSIONS = ("57P01", "57P02")
@@ -84,8 +83,8 @@ class ListenerConnection:
         """One entry for each renewal that waits for the lock. All other calls stand aside for it."""
         self._interrupted = False
         """Whether the call that is under way was cancelled by a renewal that needs the connection."""
-        self.reader: LoopReader | ThreadReader | None = None
-        """Reads the connection in an event loop or in a waiter's thread, while the listener's waits for its end."""
+        self.reader: LoopReader | None = None
+        """Reads the connection in an event loop, while the listener's thread waits for its end."""
         self._ended: psycopg.Error | None = None
         """Why it cannot be used any more: the server's last message, or what another thread found."""
         self.probe = SocketProbe(connection.pgconn.socket)

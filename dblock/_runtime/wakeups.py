@@ -8,15 +8,11 @@ import math
 import threading
 from typing import Any
 
-from dblock._core import clock
 from dblock._core.waiters import LocalWaiter, LocalWaiters
-from dblock._runtime.thread_reader import ThreadReader
 
 
 class ThreadWaiter(LocalWaiter):
-    """A waiter that blocks its thread, or lets it read the listener's connection."""
-
-    reader: ThreadReader | None = None
+    """A waiter that blocks its thread."""
 
     def __init__(self, waiters: LocalWaiters, name: str, attempt: str) -> None:
         super().__init__(waiters, name, attempt)
@@ -31,20 +27,8 @@ class ThreadWaiter(LocalWaiter):
     def wake(self) -> None:
         with contextlib.suppress(RuntimeError):  # it was woken before
             self._gate.release()
-        # After that: a waiter that becomes the reader later sees it.
-        if self.reader is not None and self.reader.is_reader(self):
-            self.reader.interrupt()
-
-    def is_woken(self) -> bool:
-        """Return whether it was woken since its ticket was last redeemed."""
-        return not self._gate.locked()
 
     def wait(self, seconds: float) -> None:
-        until = clock.now() + seconds
-        if self.reader is not None:
-            if self.reader.wait(self, self.is_woken, seconds):
-                return
-            seconds = max(until - clock.now(), 0.0)
         if self._gate.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             self.wake()  # it stays open until the ticket is redeemed
 

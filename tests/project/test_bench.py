@@ -25,9 +25,15 @@ def run(out: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_every_question_prints_a_table_and_draws_it(tmp_path: Path) -> None:
+SOME = ["hand_off_rate", "fences"]
+"""Questions that the second stage asks. They use most of what the others use."""
+
+
+@pytest.mark.parametrize("names", [SOME, pytest.param(None, marks=pytest.mark.long)], ids=["some", "all"])
+def test_every_question_prints_a_table_and_draws_it(tmp_path: Path, names: list[str] | None) -> None:
     few = ["dblock", "dblock, asyncio", "sketch"]
-    questions = {name: one for name, one in all_questions().items() if name != "pair"}  # which the next test asks
+    # The next test asks "pair".
+    questions = {name: one for name, one in all_questions().items() if name in (names or {*all_questions()} - {"pair"})}
     printed = run(tmp_path, *questions, "--only", *few)
     places = {name for page in publish.pages() for _, name, _ in publish.BLOCK.findall(page.read_text())}
     for name, question in questions.items():
