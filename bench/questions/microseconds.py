@@ -95,7 +95,7 @@ def _counted(run: Run, contender: Contender) -> Sample:
         # Sessions report what they counted when they end.
         rows = owner.execute(
             "SELECT funcname::text, calls, self_time * 1000, total_time * 1000 FROM pg_stat_user_functions"
-            " WHERE schemaname = %s",
+            " WHERE schemaname = %s AND calls > 0",
             [contender.name],
         ).fetchall()
     grants = max((calls for name, calls, _, _ in rows if name == "release"), default=1)

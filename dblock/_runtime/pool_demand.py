@@ -5,7 +5,8 @@ burst of calls, which one connection works off. A pool needs another connection 
 
 - No connection comes back, because the server takes long over the calls that are under way. On a slow machine all
   calls take longer, so that is measured in the usual time between two returns.
-- The queue lasts, although every call in it has been served several times over: its callers come back at once.
+- The queue lasts for a second, although every call in it has been served several times over: its callers come back at
+  once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import math
 
 GROW_AFTER = 0.2
 """Seconds for which calls wait, at least, before one of them opens another connection."""
+
+LASTS_AFTER = 1.0
+"""Seconds after which a queue counts as one that lasts. A crowd of waiters that is served takes less."""
 
 STUCK_AFTER = 20
 """How many times the usual time between two returns has to pass without one. Then the connections seem to be stuck."""
@@ -64,7 +68,7 @@ class Demand:
 
     def is_unmet(self, now: float) -> bool:
         """Return whether to open another connection."""
-        if now - self._queued_since >= GROW_AFTER and self._served >= ROUNDS * self._longest:
+        if now - self._queued_since >= LASTS_AFTER and self._served >= ROUNDS * self._longest:
             return True
         patience = min(max(GROW_AFTER, STUCK_AFTER * self._usual), STUCK_AT_LATEST)
         return now - max(self._queued_since, self._returned_at) >= patience

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dblock._runtime.pool_demand import GROW_AFTER, ROUNDS, STUCK_AFTER, STUCK_AT_LATEST, Demand
+from dblock._runtime.pool_demand import GROW_AFTER, LASTS_AFTER, ROUNDS, STUCK_AFTER, STUCK_AT_LATEST, Demand
 
 
 def test_queue_whose_callers_come_back_needs_another_connection_soon() -> None:
@@ -10,7 +10,7 @@ def test_queue_whose_callers_come_back_needs_another_connection_soon() -> None:
     demand, now = Demand(), 100.0
     for length in range(1, 8):
         demand.waits(length, now)
-    while now < 100.0 + GROW_AFTER:
+    while now < 100.0 + LASTS_AFTER:
         assert not demand.is_unmet(now)
         now += 0.001
         demand.returned(now)
@@ -58,5 +58,5 @@ def test_next_queue_begins_without_the_calls_of_the_last_one() -> None:
     demand.over()
     now += 1000.0
     demand.waits(1, now)
-    demand.returned(now + GROW_AFTER * 2)
-    assert not demand.is_unmet(now + GROW_AFTER * 2)
+    demand.returned(now + LASTS_AFTER * 2)
+    assert not demand.is_unmet(now + LASTS_AFTER * 2)
