@@ -185,7 +185,7 @@ async def test_busy_client_opens_a_second_connection_and_closes_it_when_quiet(
 
 def test_home_is_lent_a_few_times_in_a_row_and_not_before_a_renewal(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(home_module, "time", SimpleNamespace(monotonic=lambda: now))
     flows: Any = SimpleNamespace(clock=lambda: now, presence=None)
     flow: Any = SimpleNamespace(closed=False, connection=None)
     home = Home(flows)
