@@ -1,7 +1,7 @@
 """What becomes of a call that failed: raised as one of dblock's errors, or retried.
 
-If a call's connection turns out to be dead, the call is retried once over a new one. If it conflicts with another
-transaction, it is retried. If it gets no reply in time, that is an error.
+If a call's connection turns out to be dead, the call is retried once over a new one. If a call conflicts with another
+transaction, it is retried. If a call gets no reply in time, it raises an error.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """The client's one lasting connection, for the calls of its other parts.
 
-The listener's connection is the home of a client: its presence, its wake-ups and its heartbeats. An idle client has no
-other connection, so renewals go over it too. A call of the user borrows it if the pool has no connection open, so that
-a client that wakes up after a long wait needs no new one.
+The listener's connection is the home of a client: its presence, its wake-ups and its heartbeats. A client that only
+waits has no other connection, and neither has a holder without a presence, so renewals can go over the home too. A call
+of the user borrows the home if the pool has no connection open, so that a client that wakes up after a long wait needs
+no new one.
 
 A borrowed call must not delay a renewal or a heartbeat. So the home is lent for a short time only, a few times in a
-row, and not if a renewal is due in that time. A call without a reply by then is cancelled and moves to a connection of
-the pool. Borrowed calls run in a thread of their own: neither an interrupt of the caller nor a blocked event loop can
-keep the connection locked.
+row, and not if a renewal is due in that time. A call without a reply in that time is cancelled and moves to a
+connection of the pool. Borrowed calls run in a thread of their own: neither an interrupt of the caller nor a blocked
+event loop can keep the connection locked.
 """
 
 from __future__ import annotations

@@ -8,13 +8,14 @@ over the first of these that is free:
 3. an idle connection of the pool;
 4. a new connection.
 
-If the server accepts no more connections, the renewal waits for the pool's. If there is none, the renewal cancels what
-is under way over the home, and goes over that.
+If the server accepts no more connections, the renewal waits for a connection of the pool. If the pool has none, the
+renewal cancels what is under way over the home, and goes over the home.
 
-The first one is the *reserve* of a client whose leases are tied to a presence. With the home alone, the end of one
-session could cost them: on a full server, and in a shutdown, in which only the end of a second session shows that the
-server ends all of them. A client without a presence opens it only if replies are slow. A client whose listener connects
-elsewhere has no home, and opens it with the first lease.
+The connection of its own is the *reserve* of a client whose leases are tied to a presence. With the home alone, the end
+of one session could cost these leases: on a full server, and in a shutdown, in which only the end of a second session
+shows that the server ends all of them. A client without a presence opens the connection only if replies are slow or
+renewals are large. A client whose listener connects elsewhere has no home, and opens the connection with its first
+lease.
 """
 
 from __future__ import annotations

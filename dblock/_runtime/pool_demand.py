@@ -4,9 +4,9 @@ A round trip is short and a connection expensive. So a call that has to wait is 
 burst of calls, which one connection works off. A pool needs another connection in two cases:
 
 - No connection comes back, because the server takes long over the calls that are under way. On a slow machine all
-  calls take longer, so that is measured in the usual time between two returns.
-- The queue lasts for a second, although every call in it has been served several times over: its callers come back at
-  once.
+  calls take longer, so the limit is a multiple of the usual time between two returns.
+- The queue lasts for a second, although several times as many calls as it ever held have been served: their callers
+  come back at once.
 """
 
 from __future__ import annotations
