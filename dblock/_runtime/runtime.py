@@ -388,7 +388,9 @@ class TaskRuntime(_OpensLater):
                 self.callbacks = AsyncCallbackTimer(loop)
                 self._parts = TaskParts(runner, keepalive_runner, self.keepalive, self.listener, self.flows)
                 # Also without close(): when the runtime is garbage-collected, or the interpreter exits.
-                self.shutdown = watch.on_closed = weakref.finalize(self, close_without_loop, self._parts)
+                self.shutdown = weakref.finalize(self, close_without_loop, self._parts)
+                if target.closes_with_loop:
+                    watch.on_closed = self.shutdown
                 if self.closed:
                     self.shutdown()
                     raise ClientClosed

@@ -46,6 +46,8 @@ class Target:
     """Whether connections are opened with the option that makes them READ COMMITTED."""
     needs_transactions = False
     """Whether each call needs a transaction of its own to be READ COMMITTED."""
+    closes_with_loop = True
+    """Whether an AsyncClient closes its connections by itself when it finds its event loop closed."""
 
     def __init__(self, dsn: str) -> None:
         self._parameters = _parse(dsn)

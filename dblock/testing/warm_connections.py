@@ -28,6 +28,8 @@ FORGET = "DEALLOCATE ALL"
 class WarmConnections(Target):
     """A database whose idle connections outlive their client."""
 
+    closes_with_loop = False
+
     def __init__(self, dsn: str) -> None:
         # Under a name of its own, so that its sessions are not taken for those of a client that a test has left.
         super().__init__(make_conninfo(dsn, application_name=WARM_NAME))
@@ -62,9 +64,7 @@ class WarmConnections(Target):
         runtime = client._runtime
         if runtime.runner is None:
             return  # never used, or closed by the test
-        # The keep-alive may be opening a connection, or about to. Its last turn must not find that the loop is closed,
-        # because it would then close the client, with all connections.
-        runtime.keepalive._each_turn = lambda: None
+        # The keep-alive may be opening a connection, or about to.
         runtime.keepalive.close()
         if runtime.keepalive.running:
             runtime.keepalive._thread.join(KEEPALIVE_ENDS_WITHIN)
