@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
+import re
 import signal
 import sys
 import time
@@ -25,7 +26,7 @@ from typing import Any
 
 from bench import questions
 from bench.harness import baseline, machine, report
-from bench.harness.arena import Arena
+from bench.harness.arena import CONTENDERS, Arena
 from bench.harness.question import Question, Run
 from bench.harness.report import Report
 from bench.harness.rounds import cause, say
@@ -59,6 +60,10 @@ def parse(arguments: Sequence[str] | None, names: Sequence[str]) -> argparse.Nam
     options = parser.parse_args(arguments)
     if unknown := set(options.questions) - set(names):
         parser.error(f"no question: {', '.join(sorted(unknown))}. There are: {', '.join(names)}")
+    if strange := [one for one in options.only if re.split("[,:]", one)[0] not in CONTENDERS]:
+        parser.error(f"no contender: {'; '.join(strange)}. There are: {'; '.join(CONTENDERS)}; and variants of them.")
+    if options.rounds is not None and options.rounds < 1:
+        parser.error(f"--rounds must be 1 or more, not {options.rounds}")
     return options
 
 

@@ -30,6 +30,11 @@ SESSION = ("pg_advisory_lock", "sqlalchemy-dlock")
 """Peers whose locks end with a connection."""
 SKETCH = "sketch"
 NAIVE = "two SQL statements"
+CONTENDERS = (
+    "dblock", "redis-py", "python-redis-lock", "kazoo", "etcd v3lock", *SESSION, SKETCH, NAIVE, "pgbench", "SELECT 1",
+    "two empty requests", "dblock over HTTP",
+)  # fmt: skip
+"""How the names of contenders begin. A variant follows after a comma."""
 
 LIBRARIES = {
     "redis-py": "redis",

@@ -258,3 +258,19 @@ def test_unknown_question_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         parse(["no_such"], list(all_questions()))
     assert "no_such" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["par"], "no question: par. There are: pair"),
+        (["--only", "dblock, asyncio", "dblok"], "no contender: dblok. There are: dblock; redis-py;"),
+        (["--rounds", "0"], "--rounds must be 1 or more, not 0"),
+    ],
+)
+def test_mistyped_argument_is_refused_before_anything_is_measured(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(arguments, list(all_questions()))
+    assert message in capsys.readouterr().err
