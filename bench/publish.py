@@ -128,7 +128,7 @@ def _costs(tables: dict[str, Table]) -> str:
         lines.append(f"| {heading} | {' | '.join(shown)} |")
     first = rows[0][1].about["machine"]
     where = f"{first['processors']} processors, {first.get('processor') or first['architecture']}"
-    told = f"Medians of one run, all over TCP on loopback of one machine ({where})."
+    told = f"Medians, all over TCP on loopback of one machine ({where})."
     return "\n".join([*lines, "", textwrap.fill(told, 100), "", ""])
 
 

@@ -289,3 +289,28 @@ def test_call_that_only_borrows_opens_no_connection_in_place_of_another() -> Non
             borrowing.result()
     assert len(openings) == 1
     assert shared.is_empty()
+
+
+async def test_task_that_only_borrows_opens_no_connection_in_place_of_another() -> None:
+    opens, openings = asyncio.Event(), 0
+
+    async def fail() -> Any:
+        nonlocal openings
+        openings += 1
+        await opens.wait()
+        raise psycopg.OperationalError("unreachable")
+
+    shared: Any = AsyncPool(fail, 1, 5.0)
+    opening = asyncio.create_task(shared.take())
+    while not openings:
+        await asyncio.sleep(0)
+    borrowing = asyncio.create_task(shared.take(0.2))
+    while not shared._queue:
+        await asyncio.sleep(0)
+    opens.set()
+    with pytest.raises(psycopg.OperationalError):
+        await opening
+    with pytest.raises(dblock.Unavailable):
+        await borrowing
+    assert openings == 1
+    assert shared.is_empty()
