@@ -214,9 +214,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, question in known.items():
             print(f"{name:20} {question.asks}")
         return 0
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))  # stops the servers too
-    return Session(options, known).run()
+    # A signal stops the servers too.
+    before = {
+        number: signal.signal(number, lambda number, _: sys.exit(128 + number))
+        for number in (signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        return Session(options, known).run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

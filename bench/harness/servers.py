@@ -147,7 +147,7 @@ def postgres(
     chosen = {"listen_addresses": "127.0.0.1", "port": str(port), "max_connections": "1000"}
     server = Server(folder / f"postgres-{port}", settings=chosen | dict(settings or {}), dies_with_us=True)
     if fsync_delay_us:
-        server.environment["LD_PRELOAD"] = str(_slow_disk(folder, fsync_delay_us))
+        server.environment["LD_PRELOAD"] = str(slow_disk(folder, fsync_delay_us))
     try:
         server.start()
         with psycopg.connect(server.url, autocommit=True) as owner:
@@ -164,7 +164,7 @@ def postgres(
         server.stop()
 
 
-def _slow_disk(folder: Path, delay_us: int) -> Path:
+def slow_disk(folder: Path, delay_us: int) -> Path:
     """Build a library that makes each fsync of a program take longer."""
     source, library = folder / "slow.c", folder / "slow.so"
     source.write_text(SLOW_FSYNC.replace("DELAY", str(delay_us)))
@@ -186,7 +186,7 @@ def redis(folder: Path, *, fsync: bool, fsync_delay_us: int = 0) -> Iterator[Run
     settings = {"bind": "127.0.0.1", "port": str(port), "dir": str(data), "save": "", "maxclients": "2000"}
     settings |= {"appendonly": "yes", "appendfsync": "always"} if fsync else {"appendonly": "no"}
     command = [program, *(word for key, value in settings.items() for word in (f"--{key}", value))]
-    environment = {**os.environ, **({"LD_PRELOAD": str(_slow_disk(folder, fsync_delay_us))} if fsync_delay_us else {})}
+    environment = {**os.environ, **({"LD_PRELOAD": str(slow_disk(folder, fsync_delay_us))} if fsync_delay_us else {})}
     with _process(command, data, "log", env=environment) as process:
         _wait_until(process, lambda: _accepts(port), "redis-server", data / "log")
         yield Running(f"redis://127.0.0.1:{port}", process.pid, _version([program, "--version"]))
