@@ -5,6 +5,8 @@ SHELL := bash
 
 REPORT := robustness-report
 BENCH_REPORT := bench-report
+NIGHTLY_REPORT := nightly-report
+STRESS_REPORT := stress-gate-report
 # For example --resume, to continue an interrupted run.
 BENCH_OPTIONS :=
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
@@ -15,14 +17,19 @@ help: ## List the targets
 install: ## Install dblock for development, with the embedded Postgres
 	pip install -e '.[dev]'
 
-check: ## Run the first stage of the gate: lint and the quick tests (the same as plain pytest)
+check: ## Run the checks of a commit on all files, then the first stage of the tests
+	pre-commit run --all-files
 	pytest
 
 check-all: ## Run both stages of the gate, as CI does
 	pytest && pytest --stage 2
 
-long: ## Run every test, including those that take minutes
-	pytest --long
+nightly: ## Run every test, also those that take minutes, and write a report (hours)
+	mkdir -p $(NIGHTLY_REPORT)
+	pytest --nightly -n 2 --junitxml=$(NIGHTLY_REPORT)/tests.xml 2>&1 | tee $(NIGHTLY_REPORT)/tests.log
+
+stress-gate: ## Run the first stage on a busy, stalling or slow machine and in random orders, five times each (hours)
+	python -m tests.robustness.stress_gate --out $(STRESS_REPORT)
 
 quick: ## Run the tests of the core, the runtime, the SQL, the clients and the administration
 	pytest tests/dblock/core tests/dblock/runtime tests/dblock/sql tests/dblock/client tests/dblock/admin
@@ -73,4 +80,4 @@ containers: ## Run the tests against every supported Postgres, in Docker
 demo: ## Play two workers, one lock and a freeze
 	dblock demo
 
-.PHONY: help install check check-all long quick format bench bench-peers bench-publish bench-quick robustness robustness-quick cluster soak model containers demo
+.PHONY: help install check check-all nightly stress-gate quick format bench bench-peers bench-publish bench-quick robustness robustness-quick cluster soak model containers demo

@@ -19,6 +19,7 @@ from dblock.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from dblock._core.observation import Observer
+    from dblock._core.timings import Timings
     from dblock._runtime.target import Where
 
 MOST_PATIENT = 86_400.0
@@ -43,6 +44,7 @@ class ClientBase:
         embedded: bool = False,
         fences: str | None = None,
         observers: Sequence[Observer] = (),
+        timings: Timings | None = None,
     ) -> None:
         """Name the database. Nothing is opened yet.
 
@@ -56,7 +58,8 @@ class ClientBase:
         `presence` is the grace: how long other clients wait, once that connection has ended, before they take the locks
         that this process holds. With None they wait until the leases expire. `fences` is the schema of fenced_store in
         which `claims` are names. It is needed only if the database has several. `observers` are told of every wait,
-        hold and renewal of this client: see `dblock.observability`.
+        hold and renewal of this client: see `dblock.observability`. `timings` are the intervals and patiences of the
+        runtime; tests change them.
         """
         with importing:
             from dblock._core.schema_version import check_name
@@ -65,17 +68,18 @@ class ClientBase:
         if isinstance(pool_size, bool) or not isinstance(pool_size, int) or pool_size < 1:
             raise InvalidArgument(f"pool_size is a number of connections from 1; got {brief(pool_size)}.")
         with importing:  # psycopg, which reads a DSN
-            target = resolve(where, embedded=embedded)
+            target = resolve(where, embedded=embedded, timings=timings)
         flows = SharedFlows(
             check_name(schema),
             holder_name,
             fences=None if fences is None else check_name(fences),
+            timings=timings,
         )
         observe(flows, observers)
         seconds = check_seconds("patience", patience)
         if not 0 <= seconds <= MOST_PATIENT:
             raise InvalidArgument(f"The patience is from 0 s to a day; got {seconds:g} s.")
-        listen_target = target if listen_dsn is None else _listen_target(listen_dsn)
+        listen_target = target if listen_dsn is None else _listen_target(listen_dsn, timings)
         grace = None if presence is None else check_presence(presence)
         self._open(Settings(target, listen_target, schema, pool_size, seconds, grace, _install), flows)
 
@@ -120,9 +124,9 @@ def _default_holder() -> Callable[[], str]:
     return lambda: named(os.getpid())
 
 
-def _listen_target(listen_dsn: str) -> Target:
+def _listen_target(listen_dsn: str, timings: Timings | None) -> Target:
     try:
-        return resolve(listen_dsn)
+        return resolve(listen_dsn, timings=timings)
     except InvalidArgument as error:
         raise InvalidArgument(f"listen_dsn: {error}") from None
 

@@ -5,12 +5,11 @@
     --postgres=container    testcontainers; DBLOCK_TEST_IMAGE names the image
     --postgres=DSN          a server of yours, on which the run makes and drops databases
 
-Each test gets a database cloned from a template with the schema installed, which takes some 20 ms.
+Each test gets a database of its own, with both schemas installed (tests/support/databases.py).
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import os
@@ -20,21 +19,26 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import conninfo, sql
+from psycopg import sql
 
 import dblock
-import fenced_store
-from dblock._core import acquire, statements
-from dblock._runtime import target
+from dblock._core import statements, timings
 from dblock._runtime.listener_connection import ListenerConnection
-from dblock.admin import schema
 from dblock.lease import TaskLease, ThreadLease
+from tests.support.databases import Databases
 from tests.support.facade import AsyncClients, Clients, SyncClients
 from tests.support.servers import private_server, running_server, tcp_server
 from tests.support.sessions import Sessions
+from tests.support.timings import timings_with
 from tests.support.tokens import BASE
 
-pytest_plugins = ["tests.support.collection", "tests.support.stages"]
+pytest_plugins = [
+    "tests.support.collection",
+    "tests.support.stages",
+    "tests.support.isolation",  # before any fixture that uses monkeypatch, so that its check comes last
+    "tests.support.first_stage",
+    "tests.support.judging",
+]
 
 _numbers = itertools.count()
 
@@ -69,9 +73,10 @@ def presence_offered(server: str) -> bool:
         return listener.is_direct(str(backend), *(None if end is None else str(end) for end in ends))
 
 
-@pytest.fixture(autouse=True)
-def _skip_without_presence(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("needs_presence") and not request.getfixturevalue("presence_offered"):
+@pytest.fixture
+def needs_presence(presence_offered: bool) -> None:
+    """Skip a test that needs presence where clients have none."""
+    if not presence_offered:
         pytest.skip("needs presence, which there is none of behind address translation")
 
 
@@ -104,24 +109,22 @@ def server(request: pytest.FixtureRequest) -> Iterator[str]:
     """A DSN of a role that may create databases and roles."""
     with running_server(request.config.getoption("--postgres")) as dsn:
         yield dsn
-        for connection in _admins.values():
-            connection.close()
 
 
 @pytest.fixture(scope="session")
-def template(server: str) -> Iterator[str]:
-    """The name of a database with both schemas installed, to be cloned."""
-    name = f"dblock_template_{os.getpid()}"
-    with _database(server, name) as dsn:
-        schema.install(target.resolve(dsn))
-        fenced_store.install(dsn)
-        yield name
+def databases(server: str) -> Iterator[Databases]:
+    """The databases of the server."""
+    made = Databases(server)
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def dsn(server: str, template: str) -> Iterator[str]:
+def dsn(request: pytest.FixtureRequest, databases: Databases) -> Iterator[str]:
     """A database with both schemas installed, for this test alone."""
-    with _database(server, f"dblock_test_{os.getpid()}_{next(_numbers)}", template) as dsn:
+    from tests.support.stages import stage_of  # pytest imports its plugins after this module
+
+    with databases.taken(patient=stage_of(request.node) == "1") as dsn:
         yield dsn
 
 
@@ -146,10 +149,11 @@ def tcp_dsn() -> Iterator[str]:
 
 
 @pytest.fixture
-def bare_dsn(server: str) -> Iterator[str]:
+def bare_dsn(databases: Databases) -> Iterator[str]:
     """An empty database, for this test alone."""
-    with _database(server, f"dblock_test_{os.getpid()}_{next(_numbers)}") as dsn:
-        yield dsn
+    name = databases.create()
+    yield databases.dsn(name)
+    databases.drop(name)
 
 
 @pytest.fixture
@@ -178,7 +182,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
     So the caller gets the LockTimeout that the test is about, however slow the machine is.
     """
-    monkeypatch.setattr(acquire, "LEAST_PATIENCE", 20.0)
+    monkeypatch.setattr(timings, "default", timings_with(least_patience=20.0))
 
 
 @pytest.fixture
@@ -213,48 +217,3 @@ def role(server: str, _roles: list[str]) -> str:
         admin.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'app'").format(sql.Identifier(name)))
     _roles.append(name)
     return name
-
-
-class _database:
-    def __init__(self, server: str, name: str, template: str | None = None) -> None:
-        self._server, self._name, self._template = server, name, template
-        self.dsn = conninfo.make_conninfo(server, dbname=name)
-
-    def __enter__(self) -> str:
-        statement = "CREATE DATABASE {}" + (" TEMPLATE {}" if self._template else "")
-        if self._template and _copies_files(self._server):
-            statement += " STRATEGY file_copy"
-        self._run(statement, self._name, *([self._template] if self._template else []))
-        return self.dsn
-
-    def __exit__(self, *_: object) -> None:
-        self._run("DROP DATABASE {} WITH (FORCE)", self._name)
-
-    def _run(self, statement: str, *names: str) -> None:
-        composed = sql.SQL(statement).format(*map(sql.Identifier, names))
-        try:
-            _admin(self._server).execute(composed)
-        except psycopg.OperationalError:
-            if not _admins[self._server].closed:
-                raise
-            # A test has ended every session of the server.
-            del _admins[self._server]
-            _admin(self._server).execute(composed)
-
-
-_admins: dict[str, psycopg.Connection] = {}
-
-
-def _admin(server: str) -> psycopg.Connection:
-    """Return the connection that makes and drops databases: to open one for each would take longer than some tests."""
-    if server not in _admins:
-        _admins[server] = psycopg.connect(server, autocommit=True)
-    return _admins[server]
-
-
-@functools.cache
-def _copies_files(server: str) -> bool:
-    """Return whether a copy of the files is the cheapest way to clone a database: if the server waits for no disk."""
-    connection = _admin(server)
-    row = connection.execute("SELECT current_setting('fsync')").fetchone()
-    return connection.info.server_version >= 150_000 and row == ("off",)

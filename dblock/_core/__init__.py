@@ -14,6 +14,7 @@ Listener, presence    listener_flow, listener_failures, handshake (can a connect
                       doubtful_presences (its session is gone or silent)
 Schedules             slots
 Logging               outage
+Intervals, patiences  timings
 
 Authority
 ---------

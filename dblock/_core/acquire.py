@@ -19,13 +19,14 @@ from typing import NamedTuple
 
 from dblock._core import clock as clocks
 from dblock._core.deadlocks import DeadlockWatch, Holds
-from dblock._core.effects import GIVE_UP_WITHIN, Call, Flow, JoinQueue, Sleep, Wait
+from dblock._core.effects import Call, Flow, JoinQueue, Sleep, Wait
 from dblock._core.grants import GrantFlows
 from dblock._core.options import LockOptions
 from dblock._core.presence import Presence
 from dblock._core.replies import Grant, TicketStatus, array, log_fields, new_attempt
 from dblock._core.statements import DEFAULT_FENCES, FENCED_STORES
-from dblock._core.waiters import HOLDER_CHECK_INTERVAL, LocalWaiter
+from dblock._core.timings import Timings
+from dblock._core.waiters import LocalWaiter
 from dblock.errors import ClaimBusy, DatabaseError, InvalidArgument
 
 logger = logging.getLogger("dblock")
@@ -36,15 +37,6 @@ TRUST = 0.98
 POLL_FIRST = 0.01
 POLL_LONGEST = 0.2
 """Seconds before the next request for a lock that another transaction keeps locked. The pause doubles each time."""
-
-LEAST_PATIENCE = 1.0
-"""Seconds to wait for a reply at least, even for a caller with a shorter timeout."""
-
-CLAIM_WITHIN = 0.5
-"""Seconds that a grant with claims waits for transactions that have already passed one of those fences.
-
-Then the grant is undone and retried.
-"""
 
 MOST_CROWDS = 1000
 """How many locks with a queue a client remembers."""
@@ -93,12 +85,16 @@ class LockFlows(GrantFlows):
         uniform: Callable[[float, float], float] = random.uniform,
         new_name: Callable[[], str] = new_attempt,
         fences: str | None = DEFAULT_FENCES,
+        timings: Timings | None = None,
     ) -> None:
         """`holder` is the name that other clients see, or a function that returns it for each request.
 
         `fences` is the schema of fenced_store. With None it is the usual one, if the database has no other.
         """
-        super().__init__(schema, clock, uniform, new_name, fences or DEFAULT_FENCES)
+        super().__init__(schema, clock, uniform, new_name, fences or DEFAULT_FENCES, timings)
+        self._least_patience = self.timings.least_patience
+        self._claim_within = self.timings.claim_within
+        self._holder_check_interval = self.timings.holder_check_interval
         self._holder = holder
         self._knows_fences = fences is not None
         self.crowds = Crowds()
@@ -133,10 +129,10 @@ class LockFlows(GrantFlows):
         if options.claims and not self._knows_fences:
             yield from self._check_fences(options.name)
         if timeout == 0:
-            return (yield from self.try_acquire(options, attempt, LEAST_PATIENCE))
+            return (yield from self.try_acquire(options, attempt, self._least_patience))
         give_up_at = math.inf if timeout is None else self.clock() + timeout
         if not (crowded or self.crowds.expected(options.name)):
-            reply = yield from self._try(options, attempt, max(give_up_at - self.clock(), LEAST_PATIENCE))
+            reply = yield from self._try(options, attempt, max(give_up_at - self.clock(), self._least_patience))
             if isinstance(reply, Grant):
                 return reply
             if self.clock() >= give_up_at:
@@ -172,7 +168,7 @@ class LockFlows(GrantFlows):
         while True:
             wait = math.inf
             if waiter.take_turn():
-                within = max(give_up_at - self.clock(), LEAST_PATIENCE)
+                within = max(give_up_at - self.clock(), self._least_patience)
                 first_ask = pause == POLL_FIRST
                 ticket = yield from self._enqueue(options, attempt, within, number is not None, first_ask)
                 if isinstance(ticket, Grant):
@@ -196,7 +192,7 @@ class LockFlows(GrantFlows):
                     waiter.ticket_issued(ticket.first, ticket.next_check, ticket.fresh)
                     if ticket.fresh and watch.holds_others():
                         with contextlib.suppress(DatabaseError):
-                            yield Call(self.statements.wake_set, (options.name,), within=GIVE_UP_WITHIN)
+                            yield Call(self.statements.wake_set, (options.name,), within=self._give_up_within)
             left = give_up_at - self.clock()
             free = True
             while free and left > 0:
@@ -212,7 +208,7 @@ class LockFlows(GrantFlows):
                 if number is None or left <= 0:
                     break
                 # Usually it is this waiter's turn, and a try is the shortest way.
-                reply = yield from self._try(options, attempt, max(left, LEAST_PATIENCE), number)
+                reply = yield from self._try(options, attempt, max(left, self._least_patience), number)
                 if isinstance(reply, Grant):
                     return reply
                 # If the lock is free and no ticket is ahead, an open transaction has locked its row.
@@ -299,7 +295,7 @@ class LockFlows(GrantFlows):
             return (yield from self._in_time(grant))
         if ticket is None:
             return None
-        next_check = min(left, HOLDER_CHECK_INTERVAL) if watched == "t" else left
+        next_check = min(left, self._holder_check_interval) if watched == "t" else left
         return TicketStatus(int(ticket), fresh == "t", first == "t", next_check)
 
     def _call(
@@ -308,7 +304,7 @@ class LockFlows(GrantFlows):
         if not options.claims:
             return Call(sql, args, again, within)
         claiming = self.statements.claiming
-        args = (*args, array(options.claims), f"{min(within, CLAIM_WITHIN):.3f}")
+        args = (*args, array(options.claims), f"{min(within, self._claim_within):.3f}")
         return Call(claiming[sql], args, claiming[again] if again else None, within)
 
     def _in_time(self, grant: Grant) -> Flow[Grant | None]:

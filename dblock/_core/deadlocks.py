@@ -14,16 +14,13 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
-from dblock._core.effects import GIVE_UP_WITHIN, Call, Flow
+from dblock._core.effects import Call, Flow
 from dblock._core.grants import GrantFlows
 from dblock._core.replies import array
 from dblock._core.waiters import LocalWaiter
 from dblock.errors import CycleWait, DatabaseError, DeadlockDetected
 
 logger = logging.getLogger("dblock")
-
-LOOK_INTERVAL = 0.5
-"""Seconds of waiting before the first look, and between two looks."""
 
 LOOKS_PER_SECOND = 200
 """How often the waiters of one client look, all together. If there are more waiters, each looks less often."""
@@ -41,7 +38,8 @@ class DeadlockWatch:
         """The lock that the waiter waits for."""
         self._waiter = waiter
         self._holds = holds
-        self._look_at = math.inf if holds is None else flows.clock() + LOOK_INTERVAL
+        self._look_interval = flows.timings.deadlock_look_interval
+        self._look_at = math.inf if holds is None else flows.clock() + self._look_interval
         self._has_looked = False
 
     def seconds_left(self) -> float:
@@ -70,7 +68,7 @@ class DeadlockWatch:
         args = (self.name, attempt, array(map(str, tokens)), array(ended))
         self._has_looked = True
         try:
-            row = yield Call(flows.statements.look_for_deadlock, args, within=GIVE_UP_WITHIN)
+            row = yield Call(flows.statements.look_for_deadlock, args, within=flows.timings.give_up_within)
         except DatabaseError as error:
             logger.debug("lock %r: could not look for a deadlock: %s", self.name, error)
         else:
@@ -80,7 +78,7 @@ class DeadlockWatch:
                 raise DeadlockDetected(self.name, [CycleWait(**wait) for wait in json.loads(cycle)])
             if cycle is not None:
                 logger.debug("lock %r: waits in a deadlock, another waiter will give up", self.name)
-        self._look_at = flows.clock() + max(LOOK_INTERVAL, self._waiter.company / LOOKS_PER_SECOND)
+        self._look_at = flows.clock() + max(self._look_interval, self._waiter.company / LOOKS_PER_SECOND)
 
     def close(self) -> None:
         """Let the next look delete the note that this waiter has left in the database."""

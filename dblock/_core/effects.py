@@ -20,10 +20,6 @@ T = TypeVar("T")
 Row = tuple["str | None", ...]
 
 
-GIVE_UP_WITHIN = 2.0
-"""Seconds that each step of giving up an unanswered call may take: to cancel it, to see it end, to undo it."""
-
-
 class Call(NamedTuple):
     """Call one of the database's functions. The result is its row as text, or None. A call is safe to send twice."""
 
@@ -33,8 +29,8 @@ class Call(NamedTuple):
     """The statement to retry with after the connection broke, if it differs: the first one may have been executed."""
     within: float = math.inf
     """Seconds to wait for the reply; never longer than the client's patience."""
-    giving_up: float = GIVE_UP_WITHIN
-    """Seconds to cancel a call that got no reply, and as many again to see it end."""
+    giving_up: float = math.inf
+    """Seconds to cancel a call that got no reply, and as many again to see it end; never more than `give_up_within`."""
     apart: bool = False
     """Whether it may go over the listener's connection only if nothing is between that and the server."""
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dblock._core import clock as clocks
-from dblock._core.effects import GIVE_UP_WITHIN, Call, Flow
+from dblock._core.effects import Call, Flow
 from dblock._core.options import interval
 from dblock._core.presence import Presence
 from dblock._core.replies import (
@@ -27,6 +27,7 @@ from dblock._core.replies import (
     new_attempt,
 )
 from dblock._core.statements import DEFAULT_FENCES, Statements
+from dblock._core.timings import Timings, chosen
 
 if TYPE_CHECKING:
     from dblock._core.observation import Observation
@@ -48,6 +49,7 @@ class GrantFlows:
         uniform: Callable[[float, float], float] = random.uniform,
         new_name: Callable[[], str] = new_attempt,
         fences: str = DEFAULT_FENCES,
+        timings: Timings | None = None,
     ) -> None:
         self.statements = Statements(schema, fences)
         self.new_name = new_name
@@ -60,6 +62,9 @@ class GrantFlows:
         """Attempts that do not wait any more, and whose notes about deadlocks are still in the database."""
         self.clock = clock
         self.uniform = uniform
+        self.timings = chosen(timings)
+        """The intervals and patiences of the client."""
+        self._give_up_within = self.timings.give_up_within
 
     def renew(
         self, grants: Sequence[tuple[str, int, float]], within: float = math.inf, tie: Presence | None = None
@@ -71,7 +76,7 @@ class GrantFlows:
             self.statements.renew_all,
             (array(names), array(map(str, tokens)), array(map(interval, ttls)), tie.name if tie else None),
             within=within,
-            giving_up=min(within * BRISK, GIVE_UP_WITHIN),
+            giving_up=min(within * BRISK, self._give_up_within),
         )
         positions = [int(position) - 1 for position in items(missed)]
         return Renewal(sent_at, float(moment), dict(zip(positions, items(reasons), strict=True)))
@@ -86,7 +91,7 @@ class GrantFlows:
         return bool(released == "t")
 
     def release_all(
-        self, grants: Sequence[tuple[str, int]], within: float = math.inf, giving_up: float = GIVE_UP_WITHIN
+        self, grants: Sequence[tuple[str, int]], within: float = math.inf, giving_up: float = math.inf
     ) -> Flow[set[int]]:
         """Release these exact grants in one call that waits for no row.
 
@@ -103,7 +108,7 @@ class GrantFlows:
         The result is the positions, from 0, of the grants that this process does not hold any more.
         """
         args = (presence, array(name for name, _ in grants), array(str(token) for _, token in grants))
-        (lost,) = yield Call(self.statements.withdraw_presence, args, within=GIVE_UP_WITHIN)
+        (lost,) = yield Call(self.statements.withdraw_presence, args, within=self._give_up_within)
         return {int(position) - 1 for position in items(lost)}
 
     def heartbeat(self, names: Iterable[str], within: float) -> Flow[QueuePositions]:
@@ -120,27 +125,27 @@ class GrantFlows:
 
     def abandon(self, name: str, attempt: str) -> Flow[None]:
         """Give up the attempt's grant and its ticket, for a caller that leaves."""
-        yield Call(self.statements.abandon, (name, attempt), within=GIVE_UP_WITHIN)
+        yield Call(self.statements.abandon, (name, attempt), within=self._give_up_within)
 
     def abandon_all(self, names: Sequence[str], attempt: str) -> Flow[None]:
         """Give up the attempt's grants and tickets for all of these locks, in one call."""
         if len(names) == 1:
             yield from self.abandon(names[0], attempt)
         elif names:
-            yield Call(self.statements.abandon_all, (array(names), attempt), within=GIVE_UP_WITHIN)
+            yield Call(self.statements.abandon_all, (array(names), attempt), within=self._give_up_within)
 
     def abandon_ticket(self, name: str, attempt: str) -> Flow[None]:
         """Give up a ticket without a waiter. A grant of the same attempt stays as it is."""
-        yield Call(self.statements.abandon_ticket, (name, attempt), within=GIVE_UP_WITHIN)
+        yield Call(self.statements.abandon_ticket, (name, attempt), within=self._give_up_within)
 
     def leave(self) -> Flow[None]:
         """End this client: give up all its tickets, and its presence."""
         name = self.presence.name if self.presence else None
-        yield Call(self.statements.leave, (self.client, name), within=GIVE_UP_WITHIN)
+        yield Call(self.statements.leave, (self.client, name), within=self._give_up_within)
 
     def leave_all_but(self, attempts: Iterable[str]) -> Flow[None]:
         """Give up all tickets of this client except those of these attempts."""
-        yield Call(self.statements.leave_but, (self.client, array(attempts)), within=GIVE_UP_WITHIN)
+        yield Call(self.statements.leave_but, (self.client, array(attempts)), within=self._give_up_within)
 
     def listener_is(self, up: bool | None) -> None:
         """Tell the observers whether the listener is connected; None if it needs no connection."""

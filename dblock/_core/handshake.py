@@ -43,4 +43,4 @@ def handshake(
         yield Call(flows.statements.withdraw_presence, (name, "{}", "{}"))
         warn(NOT_DIRECT)
         return None
-    return Presence(name, grace, connection.probe, sent_at, connection.server)
+    return Presence(name, grace, connection.probe, sent_at, connection.server, flows.timings)

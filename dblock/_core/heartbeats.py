@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 
 from dblock._core.outage import Outage
-
-AWAY_FOR = 5.0
-"""Seconds without a heartbeat after which the waiters are woken, so that each sees that the database is away."""
+from dblock._core.timings import Timings
 
 
 class Heartbeats:
     """The outcomes of the heartbeats."""
 
-    def __init__(self) -> None:
+    def __init__(self, timings: Timings) -> None:
+        self._away_for = timings.away_for
         self._outage = Outage("listener: heartbeats succeed again", logging.INFO)
         self.reset()
 
@@ -30,7 +29,7 @@ class Heartbeats:
         """Record that a heartbeat got no reply. Return whether there has been none for long."""
         self._outage.failed("listener: heartbeat of the waiters failed, will retry: %s", error)
         self._away_since = self._away_since or now
-        if now - self._away_since < AWAY_FOR:
+        if now - self._away_since < self._away_for:
             return False
         self._away_since = now
         return True

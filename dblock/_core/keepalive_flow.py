@@ -22,9 +22,6 @@ from dblock.errors import ClientClosed, DblockError
 
 logger = logging.getLogger("dblock")
 
-LASTING = 1.0
-"""Seconds after which a lease that is still held counts as lasting."""
-
 
 class Warm(NamedTuple):
     """Open the connection before it is needed, so that the first renewal does not have to."""
@@ -52,7 +49,7 @@ class KeepAliveFlow:
 
     def __init__(self, flows: LockFlows) -> None:
         self._flows = flows
-        self.lasting = LASTING
+        self.lasting = flows.timings.lasting
         """Seconds after which a lease that is still held counts as lasting, in this client."""
         self.schedule = RenewalSchedule(flows, flows.clock)
         self._now = flows.clock

@@ -32,20 +32,11 @@ from dblock._core.heartbeats import Heartbeats
 from dblock._core.listener_failures import ConnectFailed, Connection, ConnectionFailed, Failure
 from dblock._core.notification_probe import LOST, NotificationProbe
 from dblock._core.outage import Outage
-from dblock._core.presence import OWN_PART, Presence
-from dblock._core.waiters import HEARTBEAT_INTERVAL, LocalWaiters
+from dblock._core.presence import Presence
+from dblock._core.waiters import LocalWaiters
 from dblock.errors import ClientClosed, DblockError
 
 logger = logging.getLogger("dblock")
-
-PING_INTERVAL = 5.0
-"""Seconds between two requests over the connection."""
-
-REPLY_WITHIN = 5.0
-"""Seconds to wait for a reply over the connection. Without one, the connection has fallen silent."""
-
-LISTEN_FOR = 30.0
-"""Seconds to keep listening after the last waiter has left."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 """Seconds before the next attempt to connect."""
@@ -69,13 +60,14 @@ class ListenerFlow:
         self._flows = flows
         self._statements = flows.statements
         self._now = flows.clock
+        self._timings = flows.timings
         self._keepalive = keepalive
         self._installation = installation
         self._grace = grace
         self._wake = wake
         self._warned: set[str] = set()
         self._connecting = Outage("listener: connected again", logging.INFO)
-        self._heartbeats = Heartbeats()
+        self._heartbeats = Heartbeats(flows.timings)
         self.waiters = LocalWaiters(flows, wake, flows.clock, flows.uniform)
         self.in_doubt = DoubtfulPresences(flows, keepalive)
         self.is_home = False
@@ -101,7 +93,7 @@ class ListenerFlow:
         """When a waiter was last seen."""
         self._kept_at = -math.inf
         """When a lease that is renewed over the connection was last seen."""
-        self._probe = NotificationProbe()
+        self._probe = NotificationProbe(self._timings)
         self._retry_at = -math.inf
         """When to connect at the earliest. Never, while an attempt is under way."""
         self._pause = FIRST_PAUSE
@@ -166,8 +158,8 @@ class ListenerFlow:
         if connection is not None:
             try:
                 listened = self.listens
-                yield from _over(connection, self._listen_if_needed())
-                yield from _over(connection, self._ping())
+                yield from self._over(connection, self._listen_if_needed())
+                yield from self._over(connection, self._ping())
                 self._heartbeats.worked()
                 if self.listens and not listened:
                     yield from self._probe_notifications()
@@ -200,7 +192,7 @@ class ListenerFlow:
         """Return the seconds until there is something to do, if nothing comes before."""
         due = [self.waiters.due_at(), self.waiters.cleanup_due_at(), self._probe.due_at()]
         if self._silent is not None:
-            due.append(self._now() + HEARTBEAT_INTERVAL)
+            due.append(self._now() + self._timings.heartbeat_interval)
         if not self._needed:
             return math.inf if self.connection is None else 0.0
         if self.connection is None:
@@ -208,11 +200,11 @@ class ListenerFlow:
         else:
             if self._grace is None and not self.waiters.in_use:
                 in_use_at = self._now() if self._keeps_leases else max(self._awaited_at, self._kept_at)
-                due.append(in_use_at + LISTEN_FOR)
+                due.append(in_use_at + self._timings.listen_for)
             # Without a presence and without waiters, the renewals show whether the connection lasts.
             doubted = self._doubted_at > -math.inf
             pings = not self.is_home or self._grace is not None or self.waiters.in_use or self.listens or doubted
-            due.append((self._replied_at if pings else self._now()) + PING_INTERVAL)
+            due.append((self._replied_at if pings else self._now()) + self._timings.ping_interval)
             if self.waiters.in_use and not self.listens:
                 due.append(self._listen_at)
         return max(min(due) - self._now(), 0.0)
@@ -232,7 +224,7 @@ class ListenerFlow:
     def _needed(self) -> bool:
         """Whether a connection is needed: without a presence, only while it is in use, and for a while after."""
         in_use = self._grace is not None or self.waiters.in_use or self._keeps_leases
-        return in_use or self._now() < max(self._awaited_at, self._kept_at) + LISTEN_FOR
+        return in_use or self._now() < max(self._awaited_at, self._kept_at) + self._timings.listen_for
 
     @property
     def _keeps_leases(self) -> bool:
@@ -254,7 +246,7 @@ class ListenerFlow:
             opened: Connection = yield Connect()
             connection = opened
             shaking = handshake(self._flows, opened, self._installation, self._grace, self._warn_once)
-            presence = yield from _over(opened, shaking)
+            presence = yield from self._over(opened, shaking)
         except Exception as error:
             if connection is not None:
                 connection.close()
@@ -286,13 +278,13 @@ class ListenerFlow:
                 if error.failure is not Failure.REFUSED:
                     raise
                 # The waiters' heartbeat must not depend on it: without one they lose their positions.
-                self._listen_at = self._now() + LISTEN_FOR
+                self._listen_at = self._now() + self._timings.listen_for
                 self._warn_once(
                     f"listener: the server refused to listen: {error}. Waiters poll several times a second instead."
                 )
                 return
             self.listens = True
-        elif self.listens and self._now() >= self._awaited_at + LISTEN_FOR:
+        elif self.listens and self._now() >= self._awaited_at + self._timings.listen_for:
             yield statements.STOP_LISTENING
             self.listens = False
             self.waiters.notifications_work = False
@@ -305,7 +297,7 @@ class ListenerFlow:
     def _ping(self) -> Flow[None]:
         """Ask for a reply: to the waiters' heartbeat, if that is due."""
         sent_at = self._now()
-        if sent_at < self.waiters.due_at() or not (yield from self.waiters.check(REPLY_WITHIN)):
+        if sent_at < self.waiters.due_at() or not (yield from self.waiters.check(self._timings.reply_within)):
             yield statements.ARE_YOU_THERE
         self.replied(sent_at)
 
@@ -367,7 +359,7 @@ class ListenerFlow:
         if error.failure is Failure.REFUSED:
             logger.warning("listener: the server refused a request, will retry: %s", error)
             self._replied_at = self._now()
-            self._listen_at = self._replied_at + HEARTBEAT_INTERVAL
+            self._listen_at = self._replied_at + self._timings.heartbeat_interval
             return
         self.connection, self._retry_at = None, -math.inf
         self.waiters.notifications_work = False
@@ -386,7 +378,7 @@ class ListenerFlow:
             if error.failure is Failure.SERVER_RESTARTED:
                 self.in_doubt.end(presence)
             else:
-                yield CallLater(presence.grace * OWN_PART, self.in_doubt.give_up)
+                yield CallLater(presence.own_time, self.in_doubt.give_up)
         connection.close()
 
     def _close_silent(self) -> None:
@@ -414,7 +406,7 @@ class ListenerFlow:
             self._warned.add(message)
             logger.warning("%s", message)
 
-
-def _over(connection: Connection, flow: Flow[T]) -> Flow[T]:
-    """Make the calls of a flow over this connection."""
-    return redirect(flow, lambda call: CallOver(connection, call, min(call.within, REPLY_WITHIN)))
+    def _over(self, connection: Connection, flow: Flow[T]) -> Flow[T]:
+        """Make the calls of a flow over this connection."""
+        longest = self._timings.reply_within
+        return redirect(flow, lambda call: CallOver(connection, call, min(call.within, longest)))

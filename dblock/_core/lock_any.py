@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dblock._core.acquire import LEAST_PATIENCE, POLL_FIRST, POLL_LONGEST, TRIES_WHILE_BUSY, LockFlows
-from dblock._core.effects import GIVE_UP_WITHIN, Call, Flow, JoinQueue, Sleep, Wait
+from dblock._core.acquire import POLL_FIRST, POLL_LONGEST, TRIES_WHILE_BUSY, LockFlows
+from dblock._core.effects import Call, Flow, JoinQueue, Sleep, Wait
 from dblock._core.options import LockOptions
 from dblock._core.replies import Grant, TicketStatus, array, items
 from dblock._core.several import LOOK_AGAIN, grant_of, ticket_status
@@ -25,6 +25,7 @@ class LockAnyFlows:
 
     def __init__(self, flows: LockFlows) -> None:
         self._flows = flows
+        self._timings = flows.timings
 
     def acquire(
         self, names: Sequence[str], options: LockOptions, timeout: float | None, attempt: str
@@ -36,7 +37,7 @@ class LockAnyFlows:
         clock = self._flows.clock
         give_up_at = math.inf if timeout is None else clock() + timeout
         for _ in range(TRIES_WHILE_BUSY if timeout == 0 else 1):
-            within = max(give_up_at - clock(), LEAST_PATIENCE)
+            within = max(give_up_at - clock(), self._timings.least_patience)
             reply = yield from self._ask(names, options, attempt, within)
             if isinstance(reply, Grant):
                 return reply
@@ -64,7 +65,7 @@ class LockAnyFlows:
         clock, uniform = self._flows.clock, self._flows.uniform
         had_tickets, pause = False, POLL_FIRST
         while True:
-            within = max(give_up_at - clock(), LEAST_PATIENCE)
+            within = max(give_up_at - clock(), self._timings.least_patience)
             reply = yield from self._ask(names, options, attempt, within, _Queue(had_tickets, pause))
             if isinstance(reply, Grant):
                 return reply
@@ -114,11 +115,11 @@ class LockAnyFlows:
                 # The grant's commit was durable and could notify no waiter. A waiter finds out by itself otherwise.
                 with contextlib.suppress(DatabaseError, ClientClosed):
                     others = array(one for one in names if one != name)
-                    yield Call(statements.abandon_tickets, (others, attempt), within=GIVE_UP_WITHIN)
+                    yield Call(statements.abandon_tickets, (others, attempt), within=self._timings.give_up_within)
             grant = grant_of(name, token, deadline, remaining, sent_at, presence)
             return (yield from flows._in_time(grant)) or _Tickets({}, True)
         tickets = {
-            one: ticket_status(ticket, fresh, first, watched, float(left))
+            one: ticket_status(ticket, fresh, first, watched, float(left), self._timings)
             for one, ticket, left, first, watched, fresh in zip(names, *map(items, status), strict=False)
             if ticket != "NULL"
         }

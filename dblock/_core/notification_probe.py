@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-PROBE_WITHIN = 2.0
-"""Seconds after which a notification that the client sent to itself is taken to be lost."""
+from dblock._core.timings import Timings
 
 LOST = (
     "listener: notifications do not come through, perhaps because of a pooler in transaction mode. Waiters poll "
@@ -17,7 +16,8 @@ LOST = (
 class NotificationProbe:
     """Waits for the notification. The thread that reads the connection may be another one."""
 
-    def __init__(self) -> None:
+    def __init__(self, timings: Timings) -> None:
+        self._within = timings.probe_within
         self._sent_at: float | None = None
 
     def sent(self, now: float) -> None:
@@ -31,7 +31,7 @@ class NotificationProbe:
     def due_at(self) -> float:
         """Return when it is lost; never, if none is expected."""
         sent_at = self._sent_at  # read once, because another thread may receive the notification
-        return math.inf if sent_at is None else sent_at + PROBE_WITHIN
+        return math.inf if sent_at is None else sent_at + self._within
 
     def is_lost(self, now: float) -> bool:
         """Return whether the notification has not come in time. Do not expect it any longer."""

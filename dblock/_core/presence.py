@@ -20,19 +20,11 @@ import math
 import threading
 from collections.abc import Callable
 
-TRUSTED = 45.0
-"""Seconds for which the presence is trusted after a reply from the server over the presence's own connection."""
+from dblock._core.timings import Timings, chosen
 
 DROPPED_AFTER = 60
-"""Seconds of silence after which the server may drop the session. Longer than TRUSTED, so that this client knows
+"""Seconds of silence after which the server may drop the session. Longer than `trusted_for`, so that this client knows
 first."""
-
-OWN_PART = 2 / 3
-"""The part of the grace within which this client recovers or gives its leases up. The rest is for the next holders."""
-
-
-LOOK_FOR = 1.0
-"""Seconds for which the listener goes on to look at the socket after the last lease has ended."""
 
 
 class SocketState(enum.Enum):
@@ -55,17 +47,30 @@ Probe = Callable[..., SocketState]
 class Presence:
     """One session of this client by which other clients see that it is alive."""
 
-    def __init__(self, name: str, grace: float, probe: Probe, sent_at: float, server: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        grace: float,
+        probe: Probe,
+        sent_at: float,
+        server: str = "",
+        timings: Timings | None = None,
+    ) -> None:
         """`sent_at` is when its registration was sent, and `server` the address of the server that has the session."""
         self.name = name
         self.grace = grace
         self.server = server
+        given = chosen(timings)
+        self._trusted_for = given.trusted_for
+        self._look_for = given.look_for
+        self.own_time = grace * given.own_part
+        """Seconds after its end within which this client recovers or gives its leases up."""
         self.ended = False
         """Whether no lease depends on it any more."""
         self.lock = threading.RLock()
         """Held while a lease is tied to it, and while it is ended."""
         self._probe: Probe | None = probe
-        self._trusted_until = sent_at + TRUSTED
+        self._trusted_until = sent_at + self._trusted_for
         self.seen_open_at = sent_at
         """When its socket was last seen open."""
         self._needed_at = -math.inf
@@ -77,11 +82,11 @@ class Presence:
         """
         if needed:
             self._needed_at = now
-        return self.grace * OWN_PART / 3 if now < self._needed_at + LOOK_FOR else math.inf
+        return self.own_time / 3 if now < self._needed_at + self._look_for else math.inf
 
     def confirm(self, sent_at: float) -> None:
         """Extend the trust by a reply from the server to a request that was sent then."""
-        self._trusted_until = sent_at + TRUSTED
+        self._trusted_until = sent_at + self._trusted_for
 
     def doubt(self) -> None:
         """Mark the session as gone. Call this before its socket is closed, because the number may be reused."""
@@ -106,9 +111,9 @@ class Presence:
         probe = self._probe
         if probe is not None:
             found = probe()
-            if found is _READABLE and now >= self.seen_open_at + self.grace * OWN_PART:
+            if found is _READABLE and now >= self.seen_open_at + self.own_time:
                 found = probe(True)
             if self._probe is probe and found is _OPEN:
                 self.seen_open_at = now
                 return True
-        return now < self.seen_open_at + self.grace * OWN_PART
+        return now < self.seen_open_at + self.own_time

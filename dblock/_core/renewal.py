@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 from dblock._core import clock
 from dblock._core.acquire import POLL_FIRST, TRUST, LockFlows
-from dblock._core.effects import GIVE_UP_WITHIN, Flow, Sleep
+from dblock._core.effects import Flow, Sleep
 from dblock._core.grants import BRISK
 from dblock._core.lease_state import LeaseState
 from dblock._core.outage import Outage
@@ -52,6 +52,7 @@ class RenewalSchedule:
 
     def __init__(self, service: LockFlows, now: Callable[[], float] = clock.now) -> None:
         self._flows = service
+        self._give_up_within = service.timings.give_up_within
         self._now = now
         self._states: dict[LeaseState, float] = {}
         """The leases, each with the moment from which on it is kept, oldest first."""
@@ -323,9 +324,9 @@ class RenewalSchedule:
 
         The result is the indexes of the grants that were not released.
         """
-        until, left = self._now() + GIVE_UP_WITHIN, [*range(len(grants))]
+        until, left = self._now() + self._give_up_within, [*range(len(grants))]
         while True:
-            busy = yield from self._flows.release_all([grants[index] for index in left], GIVE_UP_WITHIN)
+            busy = yield from self._flows.release_all([grants[index] for index in left], self._give_up_within)
             left = [left[position] for position in sorted(busy)]
             if not left or self._now() >= until:
                 return {*left}
@@ -342,8 +343,8 @@ class RenewalSchedule:
         if to_spare < self._took:
             return {*range(len(grants))}
         until_due = self.due_at() - now
-        within = max(min(max(until_due, SLOWER * self._took), to_spare, GIVE_UP_WITHIN), LEAST_TIME)
-        giving_up = min(max(within * BRISK, (until_due - within) / 2), GIVE_UP_WITHIN)
+        within = max(min(max(until_due, SLOWER * self._took), to_spare, self._give_up_within), LEAST_TIME)
+        giving_up = min(max(within * BRISK, (until_due - within) / 2), self._give_up_within)
         return (yield from self._flows.release_all(grants, within, giving_up))
 
 

@@ -9,7 +9,7 @@ first half. It reports the cycle to the caller that the program waits for, when 
 again. The caller gives up that lock and all later ones, and queues for them again, behind the program.
 
 A waiter of another kind, for example one that uses SQL, may have other attempts. If one stands in the queue of a lock
-that the caller holds, the caller gives that lock up too, but only after KEEP_FOR, and each time later.
+that the caller holds, the caller gives that lock up too, but only after `keep_several_for`, and each time later.
 """
 
 from __future__ import annotations
@@ -19,26 +19,22 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from dblock._core.acquire import LEAST_PATIENCE, POLL_FIRST, POLL_LONGEST, TRIES_WHILE_BUSY, TRUST, LockFlows
+from dblock._core.acquire import POLL_FIRST, POLL_LONGEST, TRIES_WHILE_BUSY, TRUST, LockFlows
 from dblock._core.deadlocks import DeadlockWatch, Holds
-from dblock._core.effects import GIVE_UP_WITHIN, Call, Flow, JoinQueue, Sleep, Wait
+from dblock._core.effects import Call, Flow, JoinQueue, Sleep, Wait
 from dblock._core.lease_state import LeaseState, Reason
 from dblock._core.options import LockOptions
 from dblock._core.presence import Presence
 from dblock._core.replies import Grant, TicketStatus, array, items
-from dblock._core.waiters import HOLDER_CHECK_INTERVAL, LocalWaiter
+from dblock._core.timings import Timings
+from dblock._core.waiters import LocalWaiter
 from dblock.errors import DatabaseError
 
 logger = logging.getLogger("dblock")
 
-LOOK_EVERY = 0.4
-"""Seconds after which a waiter that holds locks looks again whether it waits in a cycle."""
-
-KEEP_FOR = 3.2
-"""Seconds for which a caller that waits keeps locks that another waiter wants, if no cycle is known."""
-
 KEEP_LONGEST = 60.0
-"""The same after several times. The seconds double each time, so that a caller in long queues is granted its locks."""
+"""The longest that a caller keeps locks that another waiter wants. The seconds double each time, so that a caller in
+long queues is granted its locks."""
 
 LOOK_AGAIN = 2.0
 """Seconds after which a waiter that holds nothing asks again without being woken."""
@@ -65,6 +61,7 @@ class SeveralFlows:
 
     def __init__(self, flows: LockFlows) -> None:
         self._flows = flows
+        self._timings = flows.timings
 
     def acquire_all(
         self,
@@ -86,7 +83,7 @@ class SeveralFlows:
         clock = self._flows.clock
         give_up_at = math.inf if timeout is None else clock() + timeout
         for _ in range(TRIES_WHILE_BUSY):
-            within = max(give_up_at - clock(), LEAST_PATIENCE)
+            within = max(give_up_at - clock(), self._timings.least_patience)
             reply = yield from self._ask(names, options, attempt, within)
             if timeout != 0 or reply.refused is None or reply.held_for > 0:
                 break
@@ -134,12 +131,12 @@ class SeveralFlows:
         clock, uniform = self._flows.clock, self._flows.uniform
         number: int | None = None
         places: dict[str, int] = {}
-        keep, pause = KEEP_FOR * uniform(0.8, 1.2), POLL_FIRST
+        keep, pause = self._timings.keep_several_for * uniform(0.8, 1.2), POLL_FIRST
         since = clock()
         while True:
             wait = math.inf
             if waiter.take_turn():
-                within = max(give_up_at - clock(), LEAST_PATIENCE)
+                within = max(give_up_at - clock(), self._timings.least_patience)
                 reply = yield from self._ask(
                     names[len(held) :],
                     options,
@@ -165,7 +162,8 @@ class SeveralFlows:
                     if number is None:
                         continue
                     # The waiter in front has yet to take the lock, and to release it.
-                    reply = GrantedLocks([], None, 0.0, TicketStatus(number, True, False, LOOK_EVERY), None, None)
+                    ticket = TicketStatus(number, True, False, self._timings.cycle_look_interval)
+                    reply = GrantedLocks([], None, 0.0, ticket, None, None)
                 elif lost is not None or (reply.wanted is not None and clock() - since >= keep):
                     first = reply.wanted or 0 if lost is None else lost
                     keep = keep if lost is not None else min(keep * 2, KEEP_LONGEST)
@@ -188,7 +186,7 @@ class SeveralFlows:
             now = clock()
             if now >= give_up_at:
                 return False
-            look_in = LOOK_EVERY * uniform(0.8, 1.2) if held else LOOK_AGAIN
+            look_in = self._timings.cycle_look_interval * uniform(0.8, 1.2) if held else LOOK_AGAIN
             if number is not None:
                 look_in = min(look_in, max(watch.seconds_left(), 0.0))
             yield Wait(waiter, min(wait, give_up_at - now, look_in))
@@ -240,7 +238,7 @@ class SeveralFlows:
             flows.holder_name(),
             "t" if ordered else "f",
         )
-        (number,) = yield Call(flows.statements.give_way, args, within=GIVE_UP_WITHIN)
+        (number,) = yield Call(flows.statements.give_way, args, within=self._timings.give_up_within)
         for state in held[first:]:
             state.release_confirmed()
         return None if number is None else int(number)
@@ -284,7 +282,7 @@ class SeveralFlows:
             grants,
             None if refused is None else names[int(refused) - 1],
             left,
-            None if ticket is None else ticket_status(ticket, fresh, first, watched, left),
+            None if ticket is None else ticket_status(ticket, fresh, first, watched, left, self._timings),
             None if cycle is None else (int(cycle) - 1, other),
             None if wanted is None else int(wanted) - 1,
         )
@@ -360,9 +358,11 @@ def grant_of(name: str, token: str, deadline: str, left: str, sent_at: float, pr
     return Grant(name, int(token), float(deadline), sent_at + float(left) * TRUST, sent_at, presence)
 
 
-def ticket_status(ticket: str, fresh: str | None, first: str | None, watched: str | None, left: float) -> TicketStatus:
+def ticket_status(
+    ticket: str, fresh: str | None, first: str | None, watched: str | None, left: float, timings: Timings
+) -> TicketStatus:
     """Return a ticket as the database reported it. `left` is the time of the holder's lease."""
-    next_check = min(left, HOLDER_CHECK_INTERVAL) if watched == "t" else left
+    next_check = min(left, timings.holder_check_interval) if watched == "t" else left
     return TicketStatus(int(ticket), fresh == "t", first == "t", next_check)
 
 

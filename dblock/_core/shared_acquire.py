@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dblock._core.acquire import POLL_FIRST, TRUST, LockFlows, NotGranted
-from dblock._core.effects import GIVE_UP_WITHIN, Call, Flow, Sleep
+from dblock._core.effects import Call, Flow, Sleep
 from dblock._core.lease_state import LeaseState
 from dblock._core.options import Claimer, LockOptions, Seconds, brief, check_name, interval, lock_options
 from dblock._core.replies import Grant, Holder, TicketStatus, moment
-from dblock._core.waiters import HOLDER_CHECK_INTERVAL
 from dblock.errors import ClaimBusy, DatabaseError, InvalidArgument, PermitsDiffer, Unavailable, WrongKind
 
 READ_WRITE = "read-write"
@@ -147,7 +146,7 @@ class SharedFlows(LockFlows):
         The result is None if it was not decided, because another transaction has locked the lock's row.
         """
         sql, again = self.statements.acquire_shared, self.statements.acquire_shared_again
-        give_up_at = self.clock() + GIVE_UP_WITHIN
+        give_up_at = self.clock() + self._give_up_within
         while True:
             sent_at = self.clock()
             presence = self._valid_presence(sent_at)
@@ -186,7 +185,7 @@ class SharedFlows(LockFlows):
             return (yield from self._in_time(grant))
         if fresh is None:
             return None
-        next_check = min(left, HOLDER_CHECK_INTERVAL) if watched == "t" else left
+        next_check = min(left, self._holder_check_interval) if watched == "t" else left
         return TicketStatus(int(ticket or 0), fresh == "t", first == "t", next_check)
 
     def downgrade(self, state: LeaseState, attempt: str) -> Flow[Grant | None]:
@@ -195,7 +194,7 @@ class SharedFlows(LockFlows):
         While the request is under way, the write lease is not believed, and the keep-alive does not take it for lost.
         If the request fails, the write lease is as it was before.
         """
-        give_up_at = self.clock() + GIVE_UP_WITHIN
+        give_up_at = self.clock() + self._give_up_within
         with state.leaving():
             while True:
                 sent_at = self.clock()
@@ -221,7 +220,7 @@ class SharedFlows(LockFlows):
         if (yield from self._in_time(grant)) is None:
             raise Unavailable(f"The database's reply came too late for the lease of lock {state.lock!a:.80}.")
         with contextlib.suppress(DatabaseError):  # readers that wait would also find out by themselves
-            yield Call(self.statements.wake_queue, (state.lock,), within=GIVE_UP_WITHIN)
+            yield Call(self.statements.wake_queue, (state.lock,), within=self._give_up_within)
         return grant
 
     def resize(self, name: str, permits: int) -> Flow[None]:

@@ -28,22 +28,8 @@ from dblock.errors import ClientClosed, DatabaseError
 
 logger = logging.getLogger("dblock")
 
-HEARTBEAT_INTERVAL = 1.0
-"""Seconds between two heartbeats. The database drops the tickets of a client after three seconds without one."""
-
-EARLY_CHECK = 0.1
-"""Seconds from a new ticket to the first check of its queue. The interval then doubles, up to that of the heartbeat."""
-
-HOLDER_CHECK_INTERVAL = 0.075
-"""Seconds between two checks, for the first waiter in a queue, of whether the holder's process is alive."""
-
-POLL = 0.1
-"""Seconds between two checks for the first waiter in a queue, where notifications do not come through."""
-
-POLL_INTERVAL_OF_OTHERS = 0.3
-"""The same for waiters that were not first at their last check."""
-
 SHORTEST = 0.02
+"""Seconds to the next check of a queue, at least."""
 
 DEADLOCK = "deadlock"
 """The first word of a notification to the victim of a deadlock. Before the attempt there is otherwise nothing."""
@@ -138,6 +124,7 @@ class LocalWaiters:
         uniform: Callable[[float, float], float] = lambda low, high: random.uniform(low, high),
     ) -> None:
         self._flows = flows
+        self._timings = flows.timings
         self._wake_listener = wake_listener
         self._now = now
         self._uniform = uniform
@@ -250,13 +237,17 @@ class LocalWaiters:
         A new ticket (`fresh`) is checked early.
         """
         now = self._now()
-        most = HEARTBEAT_INTERVAL if self.notifications_work else POLL if first else POLL_INTERVAL_OF_OTHERS
+        timings = self._timings
+        if self.notifications_work:
+            most = timings.heartbeat_interval
+        else:
+            most = timings.poll_interval if first else timings.poll_interval_of_others
         at = now + (min(max(next_check, SHORTEST), most) if first else most * self._uniform(0.8, 1.0))
         if fresh:
-            at = min(at, now + EARLY_CHECK * self._uniform(0.8, 1.0))
+            at = min(at, now + timings.early_check * self._uniform(0.8, 1.0))
         with self._lock:
             if fresh and name in self._waiting:
-                self._intervals[name] = EARLY_CHECK
+                self._intervals[name] = timings.early_check
             if name in self._waiting and at < self._checks.get(name, math.inf):
                 self._checks[name] = at
             if at < self._asleep_until:
@@ -308,7 +299,7 @@ class LocalWaiters:
 
         An attempt that fails goes behind the others, for a later run. A run ends when the next heartbeat is due.
         """
-        self._cleanup_at = self._now() + HEARTBEAT_INTERVAL
+        self._cleanup_at = self._now() + self._timings.heartbeat_interval
         for attempt, names in list(self._deferred.items()):
             try:
                 yield from self._flows.abandon_all(names, attempt)
@@ -326,11 +317,11 @@ class LocalWaiters:
         The result is whether a heartbeat was sent. Without one, the database drops the tickets, and the waiters queue
         again later.
         """
-        now = self._now()
+        now, timings = self._now(), self._timings
         with self._lock:
             # With the checks that would be due soon, so that they come to go together.
-            names = [name for name, at in self._checks.items() if at <= now + HOLDER_CHECK_INTERVAL / 2]
-            longest = HEARTBEAT_INTERVAL if self.notifications_work else POLL_INTERVAL_OF_OTHERS
+            names = [name for name, at in self._checks.items() if at <= now + timings.holder_check_interval / 2]
+            longest = timings.heartbeat_interval if self.notifications_work else timings.poll_interval_of_others
             for name in names:
                 self._intervals[name] = min(self._intervals.get(name, longest) * 2, longest)
                 self._checks[name] = now + self._intervals[name]
@@ -354,7 +345,7 @@ class LocalWaiters:
                 waiter.wake()
             else:
                 for name in (waiter.name, *waiter.others):
-                    self.plan(name, True, min(next_check, HOLDER_CHECK_INTERVAL) if watched else next_check)
+                    self.plan(name, True, min(next_check, timings.holder_check_interval) if watched else next_check)
         for attempt in ghosts:
             # A ticket without a waiter, first in its queue: it would never be redeemed.
             for name in names:

@@ -23,7 +23,7 @@ from dblock._core.effects import Call, Row
 from dblock._runtime.call_retry import CallRetry
 from dblock._runtime.error_mapping import is_overdue
 from dblock._runtime.keepalive_runner import KeepAliveRunner
-from dblock._runtime.pool import IDLE_FOR, AsyncPool
+from dblock._runtime.pool import AsyncPool
 from dblock._runtime.runner import AsyncRunner, Runner
 from dblock.errors import Unavailable
 
@@ -34,10 +34,6 @@ ASK_EVERY = 0.2
 
 BLOCKED_AFTER = 0.5
 """Seconds without a reply after which the loop counts as blocked."""
-
-
-LASTING = 0.2
-"""Seconds after which a lease counts as lasting. A loop that is blocked cannot use the connections of its pool."""
 
 
 class LoopWatch:
@@ -126,7 +122,7 @@ class LoopCalls:
             return left
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._watch.loop.call_soon_threadsafe(self._runner.shrink)
-        return IDLE_FOR
+        return self.pool.idle_for
 
     def call(self, call: Call, lent: bool) -> Row | None:
         """Make the call in the loop. `lent` opens no connection for it. Raise _Blocked once the loop does not run."""

@@ -24,26 +24,14 @@ from typing import Protocol, cast
 from dblock._core.effects import Call, Row
 from dblock._core.grants import GrantFlows
 from dblock._core.listener_flow import ListenerFlow
+from dblock._core.timings import Timings
 from dblock._runtime.forks import call_after_fork
 from dblock._runtime.listener_connection import ListenerConnection, NotLent
-from dblock._runtime.pool import IDLE_FOR
 from dblock._runtime.threads import RevocableThread, started
 from dblock.errors import Unavailable
 
-LENT_FOR = 0.2
-"""Seconds for which a call borrows the home, at most."""
-
-LAST_RESORT_FOR = 1.0
-"""The same for a call that has no other connection. Shorter than what the waiters' tickets last without a heartbeat."""
-
-GIVING_UP_WITHIN = 0.5
-"""Seconds to cancel a borrowed call that got no reply, and as many again to see it end."""
-
-FREE_WITHIN = 0.02
-"""Seconds that a call waits until the home is free. It is usually free, or a heartbeat is under way over it."""
-
 LOANS = 4
-"""How many calls borrow the home within IDLE_FOR seconds. The next one opens a connection of the pool."""
+"""How many calls borrow the home within `idle_for` seconds. The next one opens a connection of the pool."""
 
 
 class Lends(Protocol):
@@ -58,6 +46,7 @@ class Home:
 
     def __init__(self, flows: GrantFlows) -> None:
         self._flows = flows
+        self._timings = flows.timings
         self._flow: ListenerFlow | None = None
         self._renewal_due_at: Callable[[], float]
         self._keeps_leases: Callable[[], bool]
@@ -128,10 +117,10 @@ class Home:
             return False
         if call.apart and self._flows.presence is None:
             return False
-        if self._renewal_due_at() < self._flows.clock() + LENT_FOR:
+        if self._renewal_due_at() < self._flows.clock() + self._timings.lent_for:
             return False
         now = time.monotonic()
-        if len(self._loans) == LOANS and now < self._loans[0] + IDLE_FOR:
+        if len(self._loans) == LOANS and now < self._loans[0] + self._timings.idle_for:
             return False
         self._loans.append(now)
         return True
@@ -179,7 +168,7 @@ class Home:
         connection: Lends | None = self.connection or (self.reserve() if wait is not None else None)
         if connection is None:
             raise NotLent
-        return _Loan(connection, call, within, wait, ended, self._under_way)
+        return _Loan(connection, call, within, wait, ended, self._under_way, self._timings)
 
 
 class _Loan:
@@ -193,11 +182,14 @@ class _Loan:
         wait: float | None,
         ended: Callable[[], object],
         under_way: set[_Loan],
+        timings: Timings,
     ) -> None:
         self._connection = connection
-        self._call = call._replace(giving_up=min(call.giving_up, GIVING_UP_WITHIN))
-        self._within = min(within, LENT_FOR if wait is None else max(LENT_FOR, LAST_RESORT_FOR))
-        self._wait = FREE_WITHIN if wait is None else wait
+        self._call = call._replace(giving_up=min(call.giving_up, timings.loan_given_up_within))
+        self._lent_for = timings.lent_for
+        longest = timings.lent_for if wait is None else max(timings.lent_for, timings.last_resort_for)
+        self._within = min(within, longest)
+        self._wait = timings.free_within if wait is None else wait
         self._ended = ended
         self._under_way = under_way
         self._row: Row | None = None
@@ -222,7 +214,7 @@ class _Loan:
     def wait_for(self, came: threading.Lock) -> None:
         """Wait until the call is over. The lock is released at its end, and an interrupt may have taken it again."""
         while not self._is_over:
-            came.acquire(timeout=LENT_FOR)
+            came.acquire(timeout=self._lent_for)
 
     def _run(self) -> None:
         try:

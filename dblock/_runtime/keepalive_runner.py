@@ -43,17 +43,8 @@ from dblock.errors import Unavailable
 LARGE = 50_000
 """Characters from which a call does not go over the home. It takes long, and would delay the waiters' heartbeat."""
 
-SLOW = 1 / 8
-"""The part of its time from which a reply over the home is slow. Then a new connection would be slow to open too."""
-
 SLOW_FOR = 60.0
 """Seconds for which a connection of its own stays open after the last slow reply."""
-
-RESERVED_FOR = 5.0
-"""Seconds for which it stays open after the last lasting lease."""
-
-LONGEST_WAIT = 1.0
-"""Seconds that a renewal waits for one connection, at most. Then it goes over another one."""
 
 
 class _Unprepared:
@@ -102,7 +93,7 @@ class KeepAliveRunner(Runner):
         if self._home_of_client is None:
             return
         if lasting:
-            self._reserved_until = time.monotonic() + RESERVED_FOR
+            self._reserved_until = time.monotonic() + self.timings.reserved_for
         if self._pool.is_empty():
             self._begin(self._open_own if lasting else self._warm_calls)
 
@@ -118,8 +109,9 @@ class KeepAliveRunner(Runner):
         except psycopg.Error as error:
             if must_cancel(error, raw):
                 with contextlib.suppress(psycopg.Error):
-                    raw.connection.cancel_safe(timeout=max(call.giving_up, POLL_INTERVAL))
-                    raw.connection.wait(raw.drain(call.giving_up), poll_interval(call.giving_up))
+                    limit = self.giving_up(call)
+                    raw.connection.cancel_safe(timeout=max(limit, POLL_INTERVAL))
+                    raw.connection.wait(raw.drain(limit), poll_interval(limit))
             raise
         finally:
             self._pool.give(raw)
@@ -140,8 +132,8 @@ class KeepAliveRunner(Runner):
         try:
             if not self._pool.has_idle and sum(len(arg or "") for arg in call.args) < LARGE:
                 began = time.monotonic()
-                row = home.renew(call, within, _wait(within))
-                if time.monotonic() - began >= within * SLOW:
+                row = home.renew(call, within, self._wait(within))
+                if time.monotonic() - began >= within * self.timings.slow_part:
                     self._slow_until = time.monotonic() + SLOW_FOR
                     if self._pool.is_empty():
                         self._begin(self._open_own)
@@ -202,10 +194,9 @@ class KeepAliveRunner(Runner):
                 return raw, _Unprepared(raw, self._spare._pool)
         if home is not None and home.is_open and self._pool.in_use and not self._pool.has_idle:
             # Another thread uses or opens it. That may take long, and there is still the home.
-            return self._pool.take(_wait(within)), self._pool
+            return self._pool.take(self._wait(within)), self._pool
         return super()._take(within, lent)
 
-
-def _wait(within: float) -> float:
-    """Return the seconds that a call waits for one connection before it goes over another."""
-    return min(within / 4, LONGEST_WAIT)
+    def _wait(self, within: float) -> float:
+        """Return the seconds that a call waits for one connection before it goes over another."""
+        return min(within / 4, self.timings.longest_wait)

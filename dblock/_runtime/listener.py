@@ -63,6 +63,7 @@ class _ListenerBase:
         self, target: Target, flows: LockFlows, installation: str, keepalive: KeepsLeases, grace: float | None
     ) -> None:
         self._target = target
+        self._timings = flows.timings
         self._newest: ListenerConnection | None = None
         """The connection that was opened last. The flow does not know it before its handshake."""
         self.flow = ListenerFlow(flows, keepalive, installation, grace, self._wake)
@@ -95,6 +96,7 @@ class _ListenerBase:
                         self._target.needs_transactions,
                         doubted=flow.doubt_connection,
                         look=flow.look,
+                        timings=self._timings,
                     )
                     return self._newest
             connection.close()

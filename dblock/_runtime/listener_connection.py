@@ -19,6 +19,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dblock._core.effects import Call, Row
 from dblock._core.listener_failures import ConnectionFailed, Failure, ServerState
+from dblock._core.timings import Timings, chosen
 from dblock._runtime.connection import (
     ENDS_SESSION,
     LATE,
@@ -36,18 +37,11 @@ from dblock.errors import DblockError
 ENDS_ALL_SESSIONS = ("57P01", "57P02")
 """The codes of the warning that each session gets in an immediate shutdown, and after a crash of another one."""
 
-
-READS_WITHIN = 1.0
-"""Seconds that a close waits for a read in another thread."""
-
 STAND_ASIDE = 0.002
 """Seconds between two looks of a call that stands aside for a renewal."""
 
 INTERRUPT_EVERY = 0.1
 """Seconds after which a renewal that has only this connection cancels again what is under way over it."""
-
-INTERRUPTED_WITHIN = 0.5
-"""Seconds to cancel what is under way for a renewal."""
 
 HANG_UP = getattr(select, "POLLRDHUP", 0)
 """The event by which poll() reports that the other end has closed, though there is something to read; 0 for none."""
@@ -67,6 +61,7 @@ class ListenerConnection:
         needs_transactions: bool = False,
         doubted: Callable[[], object] = lambda: None,
         look: Callable[[], float] = lambda: math.inf,
+        timings: Timings | None = None,
     ) -> None:
         """`doubted` is called by another thread than the listener's whose call over the connection has failed.
 
@@ -75,6 +70,7 @@ class ListenerConnection:
         self.connection = connection
         self._doubted = doubted
         self._look = look
+        self._timings = chosen(timings)
         self.raw = RawConnection(connection, prepares=False, execute=execute_until_fatal)
         self.raw.needs_transactions = needs_transactions
         self.lock = threading.Lock()
@@ -87,7 +83,7 @@ class ListenerConnection:
         """Reads the connection in an event loop, while the listener's thread waits for its end."""
         self._ended: psycopg.Error | None = None
         """Why it cannot be used any more: the server's last message, or what another thread found."""
-        self.probe = SocketProbe(connection.pgconn.socket)
+        self.probe = SocketProbe(connection.pgconn.socket, timings)
         self._notified = notified
         connection.add_notice_handler(self._noticed)
         connection.add_notify_handler(lambda notification: notified(notification.payload))
@@ -151,7 +147,7 @@ class ListenerConnection:
             while not self.lock.acquire(timeout=_timeout(min(until - time.monotonic(), pause))):
                 if time.monotonic() >= until:
                     raise NotLent
-                self._interrupt(INTERRUPTED_WITHIN)
+                self._interrupt(self._timings.interrupted_within)
                 pause = INTERRUPT_EVERY
         finally:
             self._renewals.pop()
@@ -182,7 +178,7 @@ class ListenerConnection:
                 return row
             except psycopg.Error as error:
                 if is_overdue(error) and self.raw.busy:
-                    self._cancel(error, call.giving_up)
+                    self._cancel(error, min(call.giving_up, self._timings.give_up_within))
                 elif not self.raw.usable and self._ended is None:
                     self._ended = error
                 if not self.raw.usable:
@@ -280,10 +276,10 @@ class ListenerConnection:
         """
         if self.reader is not None:
             self.reader.stop()
-        locked = self.lock.acquire(timeout=READS_WITHIN)
+        locked = self.lock.acquire(timeout=self._timings.reads_end_within)
         if not locked:
-            self._interrupt(INTERRUPTED_WITHIN)
-            locked = self.lock.acquire(timeout=INTERRUPTED_WITHIN)
+            self._interrupt(self._timings.interrupted_within)
+            locked = self.lock.acquire(timeout=self._timings.interrupted_within)
         self.raw.close()
         if locked:
             self.lock.release()

@@ -24,14 +24,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
+from dblock._core.timings import Timings, chosen
 from dblock._runtime.connection import RawConnection
 from dblock._runtime.forks import call_after_fork
 from dblock._runtime.pool_demand import GROW_AFTER, Demand
 from dblock._runtime.pool_turns import Handed, Slot, TaskTurn, ThreadTurn
 from dblock.errors import ClientClosed, Unavailable
-
-IDLE_FOR = 5.0
-"""Seconds after which an idle connection that a burst of calls had opened is closed."""
 
 
 class Returns(Protocol):
@@ -47,9 +45,11 @@ Turn = TypeVar("Turn", ThreadTurn, TaskTurn)
 class _PoolBase(Generic[Turn]):
     """Idle connections, the slots of all that are open or being opened, and the queue. Not safe for threads."""
 
-    def __init__(self, size: int, patience: float) -> None:
+    def __init__(self, size: int, patience: float, timings: Timings | None) -> None:
         self._size = size
         self._patience = patience
+        self.idle_for = chosen(timings).idle_for
+        """Seconds after which an idle connection that a burst of calls had opened is closed."""
         self._idle: list[RawConnection] = []
         self._slots: weakref.WeakSet[Slot] = weakref.WeakSet()
         self._queue: deque[Turn] = deque()
@@ -78,7 +78,7 @@ class _PoolBase(Generic[Turn]):
         idle = self._idle[:]
         if not idle or (len(idle) == 1 and not self.may_be_empty()):
             return math.inf
-        return max(min(raw.used_at for raw in idle) + IDLE_FOR - time.monotonic(), 0.0)
+        return max(min(raw.used_at for raw in idle) + self.idle_for - time.monotonic(), 0.0)
 
     def _take_now(self, borrows: bool) -> Handed | None:
         """Take an idle connection, or a slot to open one. None if there is neither, or if other calls wait already."""
@@ -116,14 +116,14 @@ class _PoolBase(Generic[Turn]):
                 return None
         self._demand.over()
         self._idle.append(raw)
-        if now - self._idle[0].used_at > IDLE_FOR:
+        if now - self._idle[0].used_at > self.idle_for:
             return self._vacate(self._idle.pop(0))
         return None
 
     def _surplus(self) -> list[RawConnection]:
         """Take out the connections that have been idle for long, except one if one must stay."""
         candidates = self._idle if self.may_be_empty() else self._idle[:-1]
-        idle_since = time.monotonic() - IDLE_FOR
+        idle_since = time.monotonic() - self.idle_for
         surplus = [raw for raw in candidates if raw.used_at <= idle_since]
         self._idle = [raw for raw in self._idle if raw not in surplus]
         return [self._vacate(raw) for raw in surplus]
@@ -180,8 +180,10 @@ class _PoolBase(Generic[Turn]):
 class Pool(_PoolBase[ThreadTurn]):
     """Connections for threads."""
 
-    def __init__(self, connect: Callable[[], RawConnection], size: int, patience: float) -> None:
-        super().__init__(size, patience)
+    def __init__(
+        self, connect: Callable[[], RawConnection], size: int, patience: float, timings: Timings | None = None
+    ) -> None:
+        super().__init__(size, patience, timings)
         self._connect = connect
         # Reentrant, because the garbage collector may close a client in the middle of anything.
         self._lock = threading.RLock()
@@ -306,8 +308,14 @@ class Pool(_PoolBase[ThreadTurn]):
 class AsyncPool(_PoolBase[TaskTurn]):
     """Connections for asyncio."""
 
-    def __init__(self, connect: Callable[[], Awaitable[RawConnection]], size: int, patience: float) -> None:
-        super().__init__(size, patience)
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[RawConnection]],
+        size: int,
+        patience: float,
+        timings: Timings | None = None,
+    ) -> None:
+        super().__init__(size, patience, timings)
         self._connect = connect
         self._shrinking: asyncio.TimerHandle | None = None
 
@@ -361,7 +369,7 @@ class AsyncPool(_PoolBase[TaskTurn]):
             surplus.close()
         if len(self._idle) > 1 and self._shrinking is None:
             with contextlib.suppress(RuntimeError):  # no event loop runs any more
-                self._shrinking = asyncio.get_running_loop().call_later(IDLE_FOR * 1.1, self.shrink)
+                self._shrinking = asyncio.get_running_loop().call_later(self.idle_for * 1.1, self.shrink)
 
     def shrink(self) -> None:
         """Close the connections that have been idle for long, except one if one must stay. Look again for others."""
@@ -371,7 +379,7 @@ class AsyncPool(_PoolBase[TaskTurn]):
         for raw in self._surplus():
             raw.close()
         if len(self._idle) > 1:
-            self._shrinking = asyncio.get_running_loop().call_later(IDLE_FOR * 1.1, self.shrink)
+            self._shrinking = asyncio.get_running_loop().call_later(self.idle_for * 1.1, self.shrink)
 
     def drop_idle(self) -> None:
         """Close the idle connections, as when their server has gone."""

@@ -24,6 +24,7 @@ import dblock._runtime.fork_safe_connection  # noqa: F401  a target needs it, an
 from dblock._core.effects import Call, Flow, JoinQueue, Row, Wait, drive, drive_async
 from dblock._core.schema_version import check_revision
 from dblock._core.statements import WHICH_BACKEND
+from dblock._core.timings import Timings
 from dblock._runtime.call_retry import CallRetry, must_cancel
 from dblock._runtime.connection import POLL_INTERVAL, RawConnection, poll_interval
 from dblock._runtime.error_mapping import translated
@@ -57,13 +58,14 @@ class Runner(RunnerBase):
         prepares: bool = True,
         spare: Runner | None = None,
         home: Home | None = None,
+        timings: Timings | None = None,
     ) -> None:
         """Name the database. Nothing is opened yet. If no connection can be opened, borrow one of `spare`.
 
         While `home` is open, an idle runner has no connection, and its next call borrows the home.
         """
-        super().__init__(target, schema, patience, prepares)
-        self._pool: Pool = Pool(self._connect, pool_size, patience)
+        super().__init__(target, schema, patience, prepares, timings)
+        self._pool: Pool = Pool(self._connect, pool_size, patience, timings)
         self._spare = spare
         self._home = home
         if home is not None:
@@ -151,8 +153,9 @@ class Runner(RunnerBase):
                 except BaseException as error:
                     if must_cancel(error, raw):
                         with suppress(psycopg.Error):
-                            raw.connection.cancel_safe(timeout=max(call.giving_up, POLL_INTERVAL))
-                            raw.connection.wait(raw.drain(call.giving_up), poll_interval(call.giving_up))
+                            limit = self.giving_up(call)
+                            raw.connection.cancel_safe(timeout=max(limit, POLL_INTERVAL))
+                            raw.connection.wait(raw.drain(limit), poll_interval(limit))
                     raise
                 finally:
                     pool.give(raw)
@@ -214,10 +217,11 @@ class AsyncRunner(RunnerBase):
         *,
         prepares: bool = True,
         home: Home | None = None,
+        timings: Timings | None = None,
     ) -> None:
         """Name the database. Nothing is opened yet. See Runner for `home`."""
-        super().__init__(target, schema, patience, prepares)
-        self._pool: AsyncPool = AsyncPool(self._connect, pool_size, patience)
+        super().__init__(target, schema, patience, prepares, timings)
+        self._pool: AsyncPool = AsyncPool(self._connect, pool_size, patience, timings)
         self._home = home
         if home is not None:
             self._pool.may_be_empty = lambda: home.is_open
@@ -320,8 +324,9 @@ class AsyncRunner(RunnerBase):
                 except BaseException as error:
                     if must_cancel(error, raw):
                         with suppress(psycopg.Error):
-                            await raw.connection.cancel_safe(timeout=max(call.giving_up, POLL_INTERVAL))
-                            await raw.connection.wait(raw.drain(call.giving_up), poll_interval(call.giving_up))
+                            limit = self.giving_up(call)
+                            await raw.connection.cancel_safe(timeout=max(limit, POLL_INTERVAL))
+                            await raw.connection.wait(raw.drain(limit), poll_interval(limit))
                     raise
                 finally:
                     self._pool.give(raw)

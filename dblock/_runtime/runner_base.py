@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable
 
 from dblock._core import clock
-from dblock._core.acquire import LEAST_PATIENCE
-from dblock._core.effects import Row
+from dblock._core.effects import Call, Row
 from dblock._core.listener_failures import ServerState
 from dblock._core.outage import Outage
 from dblock._core.schema_version import DEFAULT_SCHEMA
 from dblock._core.statements import Statements
+from dblock._core.timings import Timings, chosen
 from dblock._core.waiters import LocalWaiter
 from dblock._runtime.call_retry import CallRetry
 from dblock._runtime.connection import RawConnection
@@ -32,9 +32,11 @@ class RunnerBase:
     _pool: Pool | AsyncPool
     _home: Home | None
 
-    def __init__(self, target: Target, schema: str, patience: float, prepares: bool) -> None:
+    def __init__(self, target: Target, schema: str, patience: float, prepares: bool, timings: Timings | None) -> None:
         self.target = target
-        self.reply_within = max(patience, LEAST_PATIENCE)
+        self.timings = chosen(timings)
+        """The intervals and patiences of the client."""
+        self.reply_within = max(patience, self.timings.least_patience)
         self.schema = schema
         self.prepares = prepares
         self.installation = ""
@@ -47,6 +49,10 @@ class RunnerBase:
         """When the server last ended one of its sessions with a message, on the clock of dblock._core.clock."""
         self.refused: tuple[dict[str, ServerState], float] = {}, -math.inf
         """In which states servers last refused a connection, by their addresses, and when."""
+
+    def giving_up(self, call: Call) -> float:
+        """Return the seconds to cancel a call that got no reply, and as many again to see it end."""
+        return min(call.giving_up, self.timings.give_up_within)
 
     @property
     def _borrows(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dblock._core.acquire import LockFlows
-from dblock._core.effects import GIVE_UP_WITHIN, Flow, drive, drive_async
+from dblock._core.effects import Flow, drive, drive_async
 from dblock._core.lease_state import LeaseState, Reason
 from dblock._runtime.callbacks import AsyncCallbackTimer, CallbackTimer
 from dblock._runtime.forks import call_after_fork, importing
@@ -188,6 +188,7 @@ class ThreadRuntime(_OpensLater):
     def run_even_if_closed(self, flow: Flow[T]) -> T:
         """Perform a flow. Once the client is closed, the calls go over a connection of their own."""
         last: Runner | None = None
+        timings = self.flows.timings
 
         def perform(effect: Any) -> Any:
             nonlocal last
@@ -198,7 +199,7 @@ class ThreadRuntime(_OpensLater):
                     raise
             from dblock._runtime.runner import Runner
 
-            last = Runner(self.settings.target, self.schema, 1, GIVE_UP_WITHIN, prepares=False)
+            last = Runner(self.settings.target, self.schema, 1, timings.give_up_within, prepares=False, timings=timings)
             return last.perform(effect)
 
         try:
@@ -231,9 +232,9 @@ class ThreadRuntime(_OpensLater):
                 raise ClientClosed
             if self.runner is None:
                 target, listen_target, schema, pool_size, patience, _, install = self.settings
-                grace = self._find_grace()
+                grace, timings = self._find_grace(), self.flows.timings
                 home = Home(self.flows) if listen_target is target else None
-                runner = Runner(target, schema, pool_size, patience, home=home)
+                runner = Runner(target, schema, pool_size, patience, home=home, timings=timings)
                 try:
                     runner.open(install)
                 except BaseException:
@@ -241,7 +242,9 @@ class ThreadRuntime(_OpensLater):
                     raise
                 # The keep-alive's own connection prepares no statements, so its first renewal needs fewer round trips.
                 # If the server refuses another connection, the keep-alive borrows one from the pool.
-                keepalive_runner = KeepAliveRunner(target, schema, 1, patience, prepares=False, spare=runner, home=home)
+                keepalive_runner = KeepAliveRunner(
+                    target, schema, 1, patience, prepares=False, spare=runner, home=home, timings=timings
+                )
                 self.keepalive = KeepAlive(keepalive_runner, self.flows)
                 self.listener = Listener(
                     runner, keepalive_runner, listen_target, self.flows, runner.installation, self.keepalive, grace
@@ -287,6 +290,7 @@ class TaskRuntime(_OpensLater):
     async def run_even_if_closed(self, flow: Flow[T]) -> T:
         """Perform a flow. Once the client is closed, the calls go over a connection of their own."""
         last: AsyncRunner | None = None
+        timings = self.flows.timings
 
         async def perform(effect: Any) -> Any:
             nonlocal last
@@ -297,7 +301,9 @@ class TaskRuntime(_OpensLater):
                     raise
             from dblock._runtime.runner import AsyncRunner
 
-            last = AsyncRunner(self.settings.target, self.schema, 1, GIVE_UP_WITHIN, prepares=False)
+            last = AsyncRunner(
+                self.settings.target, self.schema, 1, timings.give_up_within, prepares=False, timings=timings
+            )
             return await last.perform(effect)
 
         try:
@@ -336,7 +342,6 @@ class TaskRuntime(_OpensLater):
         if self.runner is not None:
             return self.runner
         with importing:
-            from dblock._runtime import event_loop
             from dblock._runtime.event_loop import LoopCalls, LoopKeepAliveRunner, LoopListenerRunner, LoopWatch
             from dblock._runtime.home import Home
             from dblock._runtime.keepalive import KeepAlive
@@ -350,9 +355,9 @@ class TaskRuntime(_OpensLater):
                 raise ClientClosed
             if self.runner is None:
                 target, listen_target, schema, pool_size, patience, _, install = self.settings
-                grace = self._find_grace()
+                grace, timings = self._find_grace(), self.flows.timings
                 home = Home(self.flows) if listen_target is target else None
-                runner = AsyncRunner(target, schema, pool_size, patience, home=home)
+                runner = AsyncRunner(target, schema, pool_size, patience, home=home, timings=timings)
                 try:
                     await runner.open(install)
                 except BaseException:
@@ -364,10 +369,10 @@ class TaskRuntime(_OpensLater):
                 # Two connections at most: while the loop is blocked, the listener's calls must not delay a renewal. The
                 # second one is opened only when both are needed at once.
                 keepalive_runner = LoopKeepAliveRunner(
-                    threads_target, schema, 2, patience, prepares=False, loop=calls, home=home
+                    threads_target, schema, 2, patience, prepares=False, loop=calls, home=home, timings=timings
                 )
                 self.keepalive = KeepAlive(keepalive_runner, self.flows, watch.look)
-                self.keepalive.flow.lasting = event_loop.LASTING
+                self.keepalive.flow.lasting = timings.lasting_in_loop
                 self.listener = Listener(
                     LoopListenerRunner(calls, keepalive_runner),
                     keepalive_runner,

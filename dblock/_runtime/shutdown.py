@@ -11,15 +11,12 @@ import time
 from typing import NamedTuple
 
 from dblock._core.acquire import LockFlows
-from dblock._core.effects import GIVE_UP_WITHIN, Flow
+from dblock._core.effects import Flow
 from dblock._runtime.callbacks import CallbackTimer
 from dblock._runtime.keepalive import KeepAlive
 from dblock._runtime.listener import Listener
 from dblock._runtime.runner import IDLE_POLL, AsyncRunner, Runner
 from dblock.errors import DblockError
-
-LISTENER_ENDS_WITHIN = 0.5
-CALLS_END_WITHIN = 1.0
 
 
 class ThreadParts(NamedTuple):
@@ -45,34 +42,38 @@ class TaskParts(NamedTuple):
 
 def close(parts: ThreadParts) -> None:
     """End a client of threads: when it is closed or garbage-collected, or when the interpreter exits."""
+    timings = parts.flows.timings
     parts.keepalive.close()
     parts.callbacks.close()
     parts.listener.close()
-    parts.listener.join(LISTENER_ENDS_WITHIN)
+    parts.listener.join(timings.listener_ends_within)
     parts.runner.close()
     parts.keepalive_runner.close()
     parts.listener.waiters.wake_all()  # each waiter asks again, and gets ClientClosed
-    parts.runner.wait_until_idle(CALLS_END_WITHIN)
+    parts.runner.wait_until_idle(timings.calls_end_within)
     _release_remaining(parts)
 
 
 async def aclose(parts: TaskParts) -> None:
     """End a client of asyncio while its event loop runs."""
+    timings = parts.flows.timings
     parts.keepalive.close()
     parts.listener.close()
-    await _ended(parts.listener, within=LISTENER_ENDS_WITHIN)
+    await _ended(parts.listener, within=timings.listener_ends_within)
     parts.runner.close()
     parts.keepalive_runner.close()
     parts.listener.waiters.wake_all()  # each waiter asks again, and gets ClientClosed
     await asyncio.sleep(0)  # a task that was cancelled just before hands its lease to the keep-alive here
-    await parts.runner.wait_until_idle(CALLS_END_WITHIN)
-    last = AsyncRunner(parts.runner.target, parts.runner.schema, 1, GIVE_UP_WITHIN, prepares=False)
+    await parts.runner.wait_until_idle(timings.calls_end_within)
+    last = AsyncRunner(
+        parts.runner.target, parts.runner.schema, 1, timings.give_up_within, prepares=False, timings=timings
+    )
     try:
         with contextlib.suppress(DblockError):
             await last.run(_last_flow(parts))
     finally:
         last.close()
-    await _ended(parts.keepalive, parts.listener, within=CALLS_END_WITHIN)
+    await _ended(parts.keepalive, parts.listener, within=timings.calls_end_within)
 
 
 async def _ended(*parts: KeepAlive | Listener, within: float) -> None:
@@ -84,9 +85,10 @@ async def _ended(*parts: KeepAlive | Listener, within: float) -> None:
 
 def close_without_loop(parts: TaskParts) -> None:
     """End a client of asyncio that was not closed while its event loop ran."""
+    timings = parts.flows.timings
     parts.keepalive.close()
     parts.listener.close()
-    parts.listener.join(LISTENER_ENDS_WITHIN)
+    parts.listener.join(timings.listener_ends_within)
     parts.runner.close()
     parts.keepalive_runner.close()
     # If leases are still held, the event loop is gone: the last messages go over a connection that needs none.
@@ -95,7 +97,8 @@ def close_without_loop(parts: TaskParts) -> None:
 
 def _release_remaining(parts: ThreadParts | TaskParts) -> None:
     # The keep-alive's target needs no event loop.
-    last = Runner(parts.keepalive_runner.target, parts.runner.schema, 1, GIVE_UP_WITHIN, prepares=False)
+    target, timings = parts.keepalive_runner.target, parts.flows.timings
+    last = Runner(target, parts.runner.schema, 1, timings.give_up_within, prepares=False, timings=timings)
     with contextlib.suppress(DblockError):
         last.run(_last_flow(parts))
     last.close()

@@ -22,9 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dblock._core.presence import SocketState
-
-READ_WITHIN = 0.05
-"""Seconds that the listener gets to read input that cannot be understood here."""
+from dblock._core.timings import Timings, chosen
 
 _PEEKED = 65536
 """How many bytes of unread input are looked at."""
@@ -79,7 +77,8 @@ class SocketProbe:
     It has a handle of its own. libpq may close its socket at any moment, and another socket may then get the number.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, timings: Timings | None = None) -> None:
+        self._read_within = chosen(timings).read_within
         self._handle = _socket.socket(fileno=os.dup(number))  # the plain one: a patched socket would wait
         self._handle.setblocking(False)
         self._usual = self._register() if poll is not None else None
@@ -119,7 +118,7 @@ class SocketProbe:
             return SocketState.CLOSED
 
     def _look_patiently(self) -> SocketState:
-        until = time.monotonic() + READ_WITHIN
+        until = time.monotonic() + self._read_within
         while (state := self()) is SocketState.READABLE and time.monotonic() < until:
             time.sleep(0.001)
         return state

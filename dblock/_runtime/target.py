@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dblock._core.options import is_text
+from dblock._core.timings import Timings, chosen
 from dblock._runtime.isolation import Remedy, is_option_refused, set_isolation, set_isolation_async, with_option
 from dblock.errors import ConfigurationError, DblockError, InvalidArgument, Unavailable
 
@@ -34,8 +35,6 @@ EMBEDDED_VARIABLE = "DBLOCK_EMBEDDED"
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _NAME_SESSION = "SET application_name TO 'dblock'"
 _SPEAK_UTF8 = "SET client_encoding TO 'UTF8'"
-CONNECT_TIMEOUT = 5
-"""Seconds that one attempt to connect may take, unless the DSN says otherwise."""
 
 
 class Target:
@@ -49,8 +48,9 @@ class Target:
     closes_with_loop = True
     """Whether an AsyncClient closes its connections by itself when it finds its event loop closed."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, timings: Timings | None = None) -> None:
         self._parameters = _parse(dsn)
+        self._connect_timeout = chosen(timings).connect_timeout
 
     @property
     def is_one_host(self) -> bool:
@@ -63,7 +63,7 @@ class Target:
         """Return the connection string for libpq, including the password."""
         from psycopg.conninfo import make_conninfo
 
-        return make_conninfo("", **_with_defaults(self._parameters))
+        return make_conninfo("", **_with_defaults(self._parameters, self._connect_timeout))
 
     def connect(self) -> psycopg.Connection[Any]:
         """Open a connection of its own, in autocommit."""
@@ -134,7 +134,7 @@ class EngineTarget(Target):
     connects in any other way, it is refused, so that the client cannot reach another database than the application.
     """
 
-    def __init__(self, engine: Engine, is_async: bool) -> None:
+    def __init__(self, engine: Engine, is_async: bool, timings: Timings | None = None) -> None:
         from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
         from sqlalchemy.pool import NullPool
 
@@ -157,6 +157,7 @@ class EngineTarget(Target):
         else:
             self._given = None
         self._is_async = is_async
+        self._connect_timeout = chosen(timings).connect_timeout
 
     def conninfo(self) -> str:
         from psycopg.conninfo import make_conninfo
@@ -167,7 +168,7 @@ class EngineTarget(Target):
                 "client cannot take over. Give Client an Engine, or AsyncClient an AsyncEngine, with the psycopg "
                 "driver; or give a DSN."
             )
-        return make_conninfo("", **_with_defaults(_conninfo_only(self._given)))
+        return make_conninfo("", **_with_defaults(_conninfo_only(self._given), self._connect_timeout))
 
     def connect(self) -> psycopg.Connection[Any]:
         if self._pool is None or self._is_async:
@@ -265,7 +266,7 @@ class EmbeddedTarget(Target):
         return "the embedded Postgres"
 
 
-def resolve(where: Where | Target = None, *, embedded: bool = False) -> Target:
+def resolve(where: Where | Target = None, *, embedded: bool = False, timings: Timings | None = None) -> Target:
     """Return the target for a DSN, an engine, the embedded server or the environment; or raise InvalidArgument.
 
     On two hosts the embedded server is two databases, so a missing DSN never selects it: it must be asked for.
@@ -285,7 +286,7 @@ def resolve(where: Where | Target = None, *, embedded: bool = False) -> Target:
                     f"The DSN is empty: {DSN_VARIABLE} is set, but has no value. Give it one like "
                     "postgresql://user@host/database, or unset it."
                 )
-            return Target(dsn)
+            return Target(dsn, timings)
         if is_on(os.environ.get(EMBEDDED_VARIABLE, "0"), "environment"):
             return EmbeddedTarget()
         raise ConfigurationError(
@@ -293,16 +294,16 @@ def resolve(where: Where | Target = None, *, embedded: bool = False) -> Target:
             "machine alone, pass embedded=True or set DBLOCK_EMBEDDED=1."
         )
     if isinstance(where, str):
-        return Target(where)
+        return Target(where, timings)
     # A caller with an engine has imported SQLAlchemy. Other callers should not pay for the import.
     if "sqlalchemy" in sys.modules:
         from sqlalchemy import Engine
 
         if isinstance(where, Engine):
-            return EngineTarget(where, is_async=False)
+            return EngineTarget(where, is_async=False, timings=timings)
         sync_engine = getattr(where, "sync_engine", None)
         if isinstance(sync_engine, Engine):
-            return EngineTarget(sync_engine, is_async=True)
+            return EngineTarget(sync_engine, is_async=True, timings=timings)
     raise InvalidArgument(f"A database is named by a DSN, an Engine or an AsyncEngine; got {type(where).__name__}.")
 
 
@@ -372,9 +373,9 @@ def _conninfo_only(arguments: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if key not in ours}
 
 
-def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
+def _with_defaults(given: dict[str, Any], connect_timeout: int) -> dict[str, Any]:
     defaults: dict[str, Any] = {
-        "connect_timeout": CONNECT_TIMEOUT,
+        "connect_timeout": connect_timeout,
         "fallback_application_name": "dblock",
     }
     if "," in str(given.get("host") or given.get("hostaddr") or ""):

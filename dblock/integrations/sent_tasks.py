@@ -48,8 +48,9 @@ class SentTasks:
 
     def __init__(self, client: Client) -> None:
         self._runtime: Any = client._runtime
+        flows = self._runtime.flows
         # Not the flows of the client: its grants end with this process.
-        self._flows = LockFlows(self._runtime.schema, self._runtime.flows.holder_name)
+        self._flows = LockFlows(self._runtime.schema, flows.holder_name, timings=flows.timings)
 
     def place(self, name: str, task: str) -> Mark | None:
         """Mark the task with this lock as being sent. Return None if a message with that lock is in the queue."""

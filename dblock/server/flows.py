@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 
 from dblock._core.acquire import NotGranted
 from dblock._core.deadlocks import DeadlockWatch, Holds
-from dblock._core.effects import GIVE_UP_WITHIN, Call, Flow
+from dblock._core.effects import Call, Flow
 from dblock._core.options import LockOptions, interval, quoted
 from dblock._core.replies import Grant, TicketStatus
 from dblock._core.shared_acquire import SharedFlows
@@ -85,7 +85,7 @@ class ServerFlows(SharedFlows):
         """Let the attempt's ticket keep its position for the ticket's ttl. False if there is no ticket."""
         # The ticket's own client has the name of the attempt: a UUID that no other client has.
         args = (name, attempt, attempt, interval(self.ticket_ttl))
-        (kept,) = yield Call(self._keep_ticket, args, within=GIVE_UP_WITHIN)
+        (kept,) = yield Call(self._keep_ticket, args, within=self._give_up_within)
         return bool(kept == "t")
 
     def abandon_all(self, names: Sequence[str], attempt: str) -> Flow[None]:

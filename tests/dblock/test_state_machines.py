@@ -16,8 +16,6 @@ from tests.support.facade import AsyncClients, Clients, SyncClients
 from tests.support.stages import lengths
 from tests.support.steered_calls import SteeredCalls
 
-pytestmark = pytest.mark.beside_others
-
 for _model in ("shared", "several", "barrier", "reentrance"):
     pytest.register_assert_rewrite(f"tests.support.{_model}_model")
 

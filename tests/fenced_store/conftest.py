@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from obstore.store import LocalStore, MemoryStore, S3Store
 
-from fenced_store import FencedStore
+from fenced_store import FencedStore, _calls, store
+from fenced_store._postgres import connections, rejection_log
+from fenced_store.http import middleware
 from fenced_store.objects import FencedObjects
+from tests.support import isolation
 from tests.support.s3 import bucket, new_bucket, running_s3
+from tests.support.stages import stage_of
+
+
+@pytest.fixture(autouse=True)
+def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first stage, let stores, services and the log of rejections wait for a server that stands still."""
+    if stage_of(request.node) != "1":
+        return
+    for module in (_calls, store, middleware):
+        monkeypatch.setattr(module, "REPLY_MARGIN", 60.0)
+    monkeypatch.setattr(connections, "CONNECT_TIMEOUT", 60)
+    monkeypatch.setattr(rejection_log, "RECORD_TIMEOUT", 60)
 
 
 @pytest.fixture(scope="session")
 def s3_address() -> Iterator[str]:
-    with running_s3() as address:
+    with ExitStack() as stack:
+        with isolation.kept():
+            address = stack.enter_context(running_s3())
         yield address
 
 

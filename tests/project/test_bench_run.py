@@ -23,6 +23,7 @@ from bench.harness.question import Question, Run
 from bench.harness.servers import Running
 from bench.harness.table import Column, Table
 from bench.harness.workers import Team, WorkerError
+from tests.support.eventually import eventually
 
 COLUMNS = (Column("time", "time µs", checked=0.1),)
 
@@ -171,7 +172,6 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_team_notices_clients_and_servers_that_end(sleeper: subprocess.Popen[bytes]) -> None:
     stuck = Contender("stuck", f"{__name__}:Stuck", "", sleeper.pid)
     with (
@@ -217,7 +217,6 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_interrupt_from_the_keyboard_stops_all_servers(tmp_path: Path, folder: Path) -> None:
     command = [sys.executable, "-m", "bench", "takeover", "--only", "dblock", "redis-py", "--out", str(tmp_path)]
     environment = {**os.environ, "TMPDIR": str(folder)}
@@ -226,9 +225,12 @@ def test_interrupt_from_the_keyboard_stops_all_servers(tmp_path: Path, folder: P
         stdout=subprocess.DEVNULL, start_new_session=True,
     ) as process:  # fmt: skip
         wanted = {"postgres", "redis-server"} if shutil.which("redis-server") else {"postgres"}
-        while not wanted <= _names(pids := usage.tree(process.pid)):
+
+        def started() -> set[int] | None:
             assert process.poll() is None
-            time.sleep(0.05)
+            return pids if wanted <= _names(pids := usage.tree(process.pid)) else None
+
+        pids = eventually(started, "the start of all servers")
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes of the group
         _, told = process.communicate(timeout=60)
     assert process.returncode == 130, told

@@ -186,6 +186,8 @@ def test_no_module_is_much_over_four_hundred_lines() -> None:
     } == {}
 
 
+@pytest.mark.second_stage
+@pytest.mark.alone
 def test_the_import_takes_less_than_150_ms() -> None:
     """In the time of a core, to which a busy machine adds little."""
     script = "import time; began = time.process_time(); import dblock; print(time.process_time() - began)"

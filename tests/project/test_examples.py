@@ -19,11 +19,10 @@ from obstore.store import MemoryStore
 from psycopg import conninfo
 from sqlalchemy import create_engine
 
+import dblock
 import fenced_store
 from fenced_store import FencedStore
 from tests.support.stages import first
-
-pytestmark = pytest.mark.beside_others
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -140,7 +139,10 @@ def calling(app: Any) -> httpx.Client:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: str(page.relative_to(ROOT))
+    "page",
+    # tests/project/test_contributing.py runs those of the contributors.
+    [page for page in PAGES if blocks(page, "python") and "contributing" not in page.parts],
+    ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_python_examples_run(page: Path, dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DBLOCK_DSN", dsn)
@@ -159,6 +161,14 @@ def test_python_examples_run(page: Path, dsn: str, monkeypatch: pytest.MonkeyPat
         "create_engine": engine_of_this_test,
         "DSN": dsn,
     }
+    clients: list[dblock.Client] = []
+    make = dblock.Client.__init__
+
+    def noted(self: dblock.Client, *args: Any, **options: Any) -> None:
+        clients.append(self)
+        make(self, *args, **options)
+
+    monkeypatch.setattr(dblock.Client, "__init__", noted)
     exec("import dblock", names)
     for example in blocks(page, "python"):
         # The servers that the examples name do not exist. This test's database takes their place.
@@ -169,8 +179,8 @@ def test_python_examples_run(page: Path, dsn: str, monkeypatch: pytest.MonkeyPat
             "from sqlalchemy import create_engine", ""
         )
         exec(compile(example, str(page), "exec", dont_inherit=True), names)
-    for opened in names.values():
-        if isinstance(opened, FencedStore):
+    for opened in [*names.values(), *clients]:
+        if isinstance(opened, FencedStore | dblock.Client):
             opened.close()
     for engine in made:
         engine.dispose()

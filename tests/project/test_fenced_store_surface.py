@@ -85,7 +85,6 @@ def test_every_public_name_is_listed_and_can_be_imported_by_star() -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_module_without_its_library_says_what_to_install() -> None:
     """The command names the library itself, so that it is right in a checkout too, and asks for the extra's version."""
     extras = (PACKAGE.parent / "pyproject.toml").read_text()

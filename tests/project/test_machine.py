@@ -22,6 +22,7 @@ def children() -> set[int]:
     return found
 
 
+@pytest.mark.second_stage
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
 def test_nap_that_is_late_when_it_is_asked_about_counts() -> None:
     before = children()

@@ -14,7 +14,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 from tests.support.inner_pytest import Result, environment
 
-pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+pytestmark = [pytest.mark.second_stage]
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support import stages
+from tests.support.eventually import eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +40,7 @@ def item(*marks: str) -> Any:
         (config("tests/dblock/test_a.py::test_b", stage="2"), "2"),
         (config(stage="2"), "2"),
         (config(stage="all"), "all"),
-        (config(long=True), "all"),
+        (config(nightly=True), "all"),
     ],
 )
 def test_stage_follows_from_the_options_and_the_named_tests(given: Any, stage: str) -> None:
@@ -51,8 +52,8 @@ def test_stage_follows_from_the_options_and_the_named_tests(given: Any, stage: s
     [
         ([], {("1", False), ("all", False), ("all", True)}),
         (["second_stage"], {("2", False), ("all", False), ("all", True)}),
-        (["long"], {("all", True)}),
-        (["long", "second_stage"], {("all", True)}),
+        (["nightly"], {("all", True)}),
+        (["nightly", "second_stage"], {("all", True)}),
     ],
 )
 def test_marks_decide_where_a_test_runs(marks: list[str], runs_in: set[tuple[str, bool]]) -> None:
@@ -60,9 +61,7 @@ def test_marks_decide_where_a_test_runs(marks: list[str], runs_in: set[tuple[str
     assert {one for one in every if stages._is_wanted(item(*marks), *one)} == runs_in
 
 
-@pytest.mark.parametrize(
-    ("marks", "shares"), [([], False), (["beside_others"], True), (["beside_others", "alone"], False)]
-)
+@pytest.mark.parametrize(("marks", "shares"), [([], True), (["alone"], False)])
 def test_marks_decide_whether_a_test_shares_the_machine(marks: list[str], shares: bool) -> None:
     assert stages.shares_the_machine(item(*marks)) is shares
 
@@ -87,8 +86,7 @@ def test_test_that_measures_time_runs_alone(tmp_path: Path) -> None:
         threads = [threading.Thread(target=measure), threading.Thread(target=follow)]
         threads[0].start()
         alone.wait()
-        while not _waits_in(tmp_path / "queue"):
-            pass
+        eventually(lambda: _waits_in(tmp_path / "queue"), "a test waits for the machine")
         threads[1].start()
         assert not ended.wait(0.1), "it overtook a test that waits for the machine"
         assert order == ["shares"]
@@ -97,6 +95,7 @@ def test_test_that_measures_time_runs_alone(tmp_path: Path) -> None:
     assert order == ["shares", "measures", "follows"]
 
 
+@pytest.mark.second_stage
 def test_process_that_a_test_has_forked_keeps_no_other_test_waiting(tmp_path: Path) -> None:
     with stages.turn(tmp_path, shared=False), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # about the threads of this process
@@ -119,11 +118,11 @@ def note(line):
         file.write(line + "\\n")
 
 @pytest.mark.second_stage
+@pytest.mark.alone
 def test_alone():
     note("alone")
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 @pytest.mark.parametrize("number", range(3))
 def test_shared(number):
     note("shared")
@@ -131,7 +130,6 @@ def test_shared(number):
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_each_process_runs_shared_tests_before_those_that_run_alone(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["tests.support.stages"]')
     (tmp_path / "pytest.ini").write_text("[pytest]")
@@ -160,7 +158,3 @@ def _waits_in(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
-
-
-def test_modules_that_start_first_exist() -> None:
-    assert {*stages.FIRST} <= {path.stem for path in (ROOT / "tests").rglob("test_*.py")}

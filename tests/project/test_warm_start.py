@@ -90,7 +90,6 @@ run(f"import os; print(os.read({number}, 10).decode())", pass_fds=[number])
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_program_may_inherit_the_number_of_the_file_that_its_server_reads() -> None:
     done = subprocess.run([sys.executable, "-c", INHERITS_NUMBER], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("inherited\n", 0), done.stderr

@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
-pytestmark = pytest.mark.beside_others
-
 ROOT = Path(__file__).parents[2]
 
 

@@ -15,10 +15,10 @@ import pytest
 
 import dblock
 from tests.robustness.languages.programs import CLIENTS, skip_without, standing_still, variables
+from tests.support.eventually import eventually
 from tests.support.machine import before_long, measured, too_late_to_renew
-from tests.support.shell import until
 
-pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+pytestmark = [pytest.mark.second_stage]
 
 NAME = """it's "a lock" of C:\\new; -- $1 %s :x é"""
 
@@ -68,7 +68,6 @@ def test_bash_command_runs_under_the_lock_and_passes_its_status_on(tcp_dsn: str)
         assert lease.token > int(token)
 
 
-@pytest.mark.alone
 def test_bash_command_outlives_its_ttl_and_keeps_the_lock(tcp_dsn: str) -> None:
     with measured() as lateness:
         done = run_bash(tcp_dsn, "dblock_run job sleep 2.5", DBLOCK_TTL="2")
@@ -118,7 +117,7 @@ def test_bash_command_is_killed_in_time_while_the_server_stands_still(tcp_dsn: s
         time.sleep(1)  # renewals have taken place
         with standing_still(operator):
             began = time.monotonic()
-            until(lambda: not is_running(command), "the end of the command")
+            eventually(lambda: not is_running(command), "the end of the command")
             # The last request that got a reply was sent before, so the trust window has ended.
             # The script, the command and this test run one after another, and each may be late.
             assert time.monotonic() - began < 2 + 3 * lateness()
@@ -159,7 +158,7 @@ def test_bash_waiter_that_is_ended_leaves_no_ticket(tcp_dsn: str) -> None:
             return int(number)
 
         with client.lock("job"), started_bash(tcp_dsn, "dblock_run job echo ran; exit $?") as script:
-            until(lambda: tickets() == 1)
+            eventually(lambda: tickets() == 1)
             (subshell,) = children(script.pid)
             os.kill(subshell, signal.SIGTERM)
             out, _ = script.communicate(timeout=30)

@@ -11,7 +11,6 @@ from tests.robustness.scenarios import Outcome, Scenario, play
 from tests.support import patroni
 
 pytestmark = [
-    pytest.mark.beside_others,
     pytest.mark.timeout(600),
     pytest.mark.skipif(patroni.missing() is not None, reason=str(patroni.missing())),
 ]
@@ -30,7 +29,7 @@ def test_sibling_promotions_keep_token_order(tmp_path: Path, monkeypatch: pytest
     judge(play(Scenario("mutex", "cluster-async", workers=2, strikes=1), seed=1, folder=tmp_path))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", ["cluster-sync", "cluster-freeze", "cluster-async"])
 def test_traffic_continues_after_each_failure_of_the_leader(fault: str, tmp_path: Path) -> None:
     judge(play(Scenario("mutex", fault, strikes=4), seed=2, folder=tmp_path))

@@ -14,9 +14,10 @@ import dblock
 from dblock.embedded import Server
 from tests.robustness.faults.server import kill_all_processes
 from tests.support import mutants
+from tests.support.eventually import eventually
 from tests.support.stages import first
 
-pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300)]
 
 SETTINGS = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "commit_delay": "0"}
 """A commit that was not waited for stays in the server's memory for long, and is lost with it."""
@@ -62,10 +63,7 @@ class Load:
 
 
 def _wait_for(load: Load, acknowledged: int) -> None:
-    deadline = time.monotonic() + 30
-    while len(load.acknowledged) < acknowledged:
-        assert time.monotonic() < deadline, "clients did not recover by themselves"
-        time.sleep(0.01)
+    eventually(lambda: len(load.acknowledged) >= acknowledged, "clients recover by themselves")
 
 
 def lost_in_crashes(server: Server, kills: int) -> tuple[int, int]:
@@ -93,7 +91,7 @@ def lost_in_crashes(server: Server, kills: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("own_server", [SETTINGS], indirect=True, ids=["lazy"])
-@pytest.mark.parametrize("kills", [1, *first(0, [4]), pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [1, *first(0, [4]), pytest.param(20, marks=pytest.mark.nightly)])
 @pytest.mark.second_stage
 def test_every_acknowledged_grant_outlives_a_crash_and_no_token_repeats(own_server: Server, kills: int) -> None:
     acknowledged, gone = lost_in_crashes(own_server, kills)

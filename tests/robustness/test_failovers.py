@@ -25,7 +25,7 @@ from tests.support.frozen import frozen
 from tests.support.servers import new_folder
 from tests.support.standby import copy_of, kill, promote, recover_to, standby_of, wait_until_caught_up
 
-pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.timeout(120)]
 
 
 def grant(server: Server, times: int) -> list[int]:
@@ -151,6 +151,7 @@ def test_token_that_was_granted_outlives_a_crash_of_the_server(own_server: Serve
         assert highest >= token
 
 
+@pytest.mark.second_stage
 def test_standby_grants_nothing_and_says_what_to_do(own_server: Server) -> None:
     with standby_of(own_server) as standby:
         wait_until_caught_up(own_server, standby)

@@ -99,7 +99,7 @@ def test_shared_lock_has_no_holders_too_many_when_processes_are_killed(workload:
 
 
 @pytest.mark.usefixtures("embedded_binaries")
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", sorted(name for name in ALL if name != "none" and not name.startswith("cluster-")))
 def test_traffic_continues_after_every_fault(fault: str, tmp_path: Path) -> None:

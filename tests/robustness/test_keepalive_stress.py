@@ -48,7 +48,7 @@ def _run_proxy(dsn: str, commands: Connection) -> None:
             proxy.delay = delay
 
 
-@pytest.mark.parametrize("seconds", [6, pytest.param(30, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [6, pytest.param(30, marks=pytest.mark.nightly)])
 def test_leases_survive_a_busy_pool_and_a_slow_database(dsn: str, owner: psycopg.Connection, seconds: float) -> None:
     """Threads hog the interpreter, the pool is in use, and the database replies after 400 ms."""
     stop = threading.Event()
@@ -102,6 +102,8 @@ def test_lease_survives_a_database_that_replies_ever_more_slowly(dsn: str) -> No
         assert lease.release() or lateness() > TOO_LATE
 
 
+@pytest.mark.nightly
+@pytest.mark.alone
 def test_ten_thousand_leases_cost_one_statement_a_round_and_little_time(dsn: str, kept_leases: list[object]) -> None:
     """With the usual ttl of 30 s, leases are renewed every 10 s. 5 % of a core is half a second of that time.
 

@@ -13,11 +13,11 @@ import pytest
 import dblock
 from tests.robustness.languages.conversation import Conversation
 from tests.robustness.languages.programs import CLIENTS, command, missing, skip_without, standing_still, variables
+from tests.support.eventually import eventually
 from tests.support.machine import before_long, measured, too_late_to_renew
-from tests.support.shell import until
 
 # The compilers take a while, if other programs want the machine too.
-pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.second_stage, pytest.mark.timeout(300)]
 
 LANGUAGES = ["node", "go", "java"]
 
@@ -118,9 +118,9 @@ def test_renewal_that_arrives_after_the_release_reports_no_loss(
 ) -> None:
     with slow_renewals(operator):
         program.acquire(NAME, ttl=3)
-        until(lambda: under_way(operator, "%dblock.renew%"))
+        eventually(lambda: under_way(operator, "%dblock.renew%"))
         assert program.ask("release") == "true"
-        until(lambda: not under_way(operator, "%dblock.renew%"))
+        eventually(lambda: not under_way(operator, "%dblock.renew%"))
     assert program.ask("held") == "false"
     assert program.is_silent()
 
@@ -139,7 +139,7 @@ def test_waiter_is_woken_by_the_release(
     for _ in range(3):
         with client.lock(NAME):
             program.tell("acquire", NAME, 30, 20)
-            until(lambda: tickets(operator) == 1)
+            eventually(lambda: tickets(operator) == 1)
         began = time.monotonic()
         assert program.hear().startswith("granted ")
         took.append(time.monotonic() - began)
@@ -153,7 +153,7 @@ def test_waiter_that_misses_its_wake_up_asks_by_itself(
 ) -> None:
     with client.lock(NAME):
         program.tell("acquire", NAME, 30, 20)
-        until(lambda: tickets(operator) == 1)
+        eventually(lambda: tickets(operator) == 1)
         assert end_sessions(operator, "LISTEN%") > 0
     with before_long(2):
         assert program.hear().startswith("granted ")
@@ -166,7 +166,7 @@ def test_waiter_stands_in_the_queue_and_keeps_its_place(
     with dblock.Client(tcp_dsn) as late:
         with client.lock(NAME):
             program.tell("acquire", NAME, 30, 20)
-            until(lambda: tickets(operator) == 1)
+            eventually(lambda: tickets(operator) == 1)
             time.sleep(3.5)  # a ticket without a heartbeat is passed over after three seconds
         assert late.lock(NAME).try_acquire() is None  # before or after the grant, the lock is not free
         assert program.hear().startswith("granted ")

@@ -33,7 +33,7 @@ from tests.support.machine import measured, too_late_to_renew
 from tests.support.servers import tcp_server
 
 # The compilers take a while, if other programs want the machine too.
-pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.second_stage, pytest.mark.timeout(300)]
 
 LOCK, TTL = "languages", 1
 ENOUGH = 10
@@ -171,7 +171,7 @@ CROWD = {"python sync": "python", "python async": "python", "node": "node", "bas
     [
         pytest.param(CROWD, 60, id="node and bash for a minute"),
         pytest.param({"python sync": "python", "go": "go", "java": "java"}, 6, id="go and java"),
-        pytest.param(CROWD | {"go": "go", "java": "java"}, 60, id="all", marks=pytest.mark.long),
+        pytest.param(CROWD | {"go": "go", "java": "java"}, 60, id="all", marks=pytest.mark.nightly),
     ],
 )
 def test_programs_in_several_languages_share_one_lock_and_one_queue(

@@ -34,32 +34,31 @@ def test_client_has_two_connections_and_leaves_nothing_behind() -> None:
     assert verified(clients.measure(2, 4, durable=False)).numbers["connections"] == clients.CONNECTIONS
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_clients_beyond_the_connection_limit_cost_the_others_no_lease() -> None:
     # More clients than connections, so that some clients get none, however few connections each of the others takes.
     found = verified(clients.measure_beyond_limit(2, 12, 20, ttl=2.0))
     assert 0 < found.numbers["held"] < 24
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_leases_survive_a_period_without_free_connections() -> None:
     verified(connections.measure(ttl=1.5))
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_client_can_wait_for_many_locks() -> None:
     verified(queues.measure((30,), observe_for=0.2, durable=False))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_million_names_cost_no_more_per_lock() -> None:
     found = verified(names.measure())
     assert found.numbers["pair"] < 1.5, found.figures
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_five_hundred_clients_lose_no_lease() -> None:
     verified(clients.measure())

@@ -9,7 +9,6 @@ import pytest
 from spec import check
 
 pytestmark = [
-    pytest.mark.beside_others,
     pytest.mark.skipif(not (shutil.which("spin") and shutil.which("gcc")), reason="needs spin and gcc"),
     pytest.mark.timeout(900),
 ]
@@ -19,7 +18,7 @@ QUICK = ("states CLAIMS", "LOST_WAKEUP", "states PERMITS=2", "WAKES_ONE readers"
 
 def some(names: list[str]) -> list[object]:
     """Mark as long the searches that take more than a few seconds, or resemble the others."""
-    return [pytest.param(name, id=name, marks=[] if name in QUICK else [pytest.mark.long]) for name in names]
+    return [pytest.param(name, id=name, marks=[] if name in QUICK else [pytest.mark.nightly]) for name in names]
 
 
 SETTINGS = {f"{setting.kind} {setting.flags}".strip(): setting for setting in check.SETTINGS}

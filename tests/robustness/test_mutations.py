@@ -7,7 +7,7 @@ import pytest
 from tests.robustness.mutations import Bug, all_bugs, edited
 from tests.robustness.mutations.hunting import control, hunt
 
-pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(300), pytest.mark.usefixtures("embedded_binaries")]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("embedded_binaries")]
 
 QUICK = (
     "row deleted on release",
@@ -30,7 +30,7 @@ def some(quick: tuple[str, ...]) -> list[object]:
 
 def _when(name: str, quick: tuple[str, ...]) -> list[pytest.MarkDecorator]:
     if name not in quick:
-        return [pytest.mark.long]
+        return [pytest.mark.nightly]
     return [] if name == quick[0] else [pytest.mark.second_stage]
 
 

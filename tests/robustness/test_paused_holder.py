@@ -17,6 +17,7 @@ import psycopg
 import pytest
 
 import dblock
+from tests.support.eventually import eventually
 from tests.support.stages import first
 from tests.support.warm_start import Program
 
@@ -106,7 +107,7 @@ def trials(dsn: str, number: int, times: int) -> list[Trial]:
 
 
 @pytest.mark.second_stage
-@pytest.mark.parametrize("times", [1, *first(0, [3]), pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [1, *first(0, [3]), pytest.param(20, marks=pytest.mark.nightly)])
 def test_stopped_holder_finds_its_lease_lost_when_it_resumes(dsn: str, times: int) -> None:
     with ThreadPoolExecutor(AT_ONCE) as threads:
         reports = [
@@ -122,6 +123,7 @@ def test_stopped_holder_finds_its_lease_lost_when_it_resumes(dsn: str, times: in
         assert trial.next_token > trial.token
 
 
+@pytest.mark.second_stage
 def test_paused_holder_run_catches_a_trust_window_that_is_too_long(dsn: str, owner: psycopg.Connection) -> None:
     """The same holder with a trust window that is longer than the ttl. It must not lose its lease before it is stopped,
     so it does not renew it.
@@ -139,8 +141,7 @@ def test_paused_holder_run_catches_a_trust_window_that_is_too_long(dsn: str, own
             holder.stdin.flush()
             holder.stdout.readline()
             holder.send_signal(signal.SIGSTOP)
-            while owner.execute("SELECT 1 FROM holder('a')").fetchone():
-                time.sleep(0.01)
+            eventually(lambda: not owner.execute("SELECT 1 FROM holder('a')").fetchone(), "the end of the lease")
             with owner.transaction():
                 # The keep-alive must not find out before the holder reports: its renewal waits for this table.
                 owner.execute("LOCK TABLE distributed_locks")

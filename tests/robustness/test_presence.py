@@ -24,14 +24,16 @@ import dblock
 from dblock._core import listener_flow as core_listener
 from dblock._core import presence
 from dblock._core.statements import KEEP_SESSION
+from dblock._core.timings import Timings, default
 from dblock._runtime.listener_connection import ListenerConnection
 from dblock._runtime.target import Target
 from dblock.embedded import Server
+from tests.support.eventually import eventually, eventually_async
 from tests.support.machine import measured, soon
 from tests.support.proxy import Proxy
 from tests.support.servers import stop_slowly
-from tests.support.shell import until
 from tests.support.stages import first
+from tests.support.timings import timings_with
 from tests.support.warm_start import Program
 
 HOLDER = """
@@ -67,7 +69,7 @@ def keeps_its_lease(grace: float, trial: Callable[[], object]) -> None:
         try:
             trial()
         except (AssertionError, dblock.LeaseLost):
-            if 3 * lateness() > grace * presence.OWN_PART:
+            if 3 * lateness() > grace * default.own_part:
                 pytest.skip("this machine was too late to report that the holder is alive")
             raise
 
@@ -114,24 +116,24 @@ def holding(dsn: str, **options: Any) -> Iterator[Process]:
 def tied(owner: psycopg.Connection) -> Any:
     """Return the presence that lock `a` is tied to, as soon as the server knows of one."""
     sql = "SELECT presence FROM distributed_locks JOIN lock_presence USING (presence) WHERE name = 'a'"
-    return until(lambda: owner.execute(sql).fetchone(), "a presence")[0]
+    return eventually(lambda: owner.execute(sql).fetchone(), "a presence")[0]
 
 
 def wait_for_withdrawal(owner: psycopg.Connection, withdrawn: Any, lease: Any) -> None:
     """Return once the client has withdrawn this presence, or has given up the lease."""
     sql = "SELECT 1 FROM lock_presence WHERE presence = %s"
-    until(lambda: lease._state.loss or not owner.execute(sql, [withdrawn]).fetchone(), "the withdrawal of the presence")
+    eventually(
+        lambda: lease._state.loss or not owner.execute(sql, [withdrawn]).fetchone(), "the withdrawal of the presence"
+    )
 
 
 def wait_for_tickets(owner: psycopg.Connection, number: int) -> None:
-    deadline = time.monotonic() + 20
+    tickets = "SELECT * FROM lock_tickets"
     seen = "SELECT pid, state, wait_event, query FROM pg_stat_activity WHERE datname = current_database()"
-    while owner.execute("SELECT count(*) FROM lock_tickets").fetchone() != (number,):
-        assert time.monotonic() < deadline, (
-            owner.execute("SELECT * FROM lock_tickets").fetchall(),
-            owner.execute(seen).fetchall(),
-        )
-        time.sleep(0.005)
+    eventually(
+        lambda: len(owner.execute(tickets).fetchall()) == number,
+        lambda: f"{number} of {owner.execute(tickets).fetchall()}; sessions: {owner.execute(seen).fetchall()}",
+    )
 
 
 def waiting(
@@ -178,8 +180,9 @@ def test_next_waiter_has_the_lock_soon_after_the_holder_was_killed(dsn: str, own
     assert max(took) < 2
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("kills", [*first(0, [8]), pytest.param(40, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [*first(0, [8]), pytest.param(40, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("killed", ["holder", "waiter"])
 def test_next_waiter_has_the_lock_soon_after_a_kill_at_any_moment(
     dsn: str, owner: psycopg.Connection, killed: str, kills: int
@@ -220,7 +223,7 @@ def test_next_waiter_has_the_lock_soon_after_a_kill_at_any_moment(
     assert max(took) < 3.5, took
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_next_waiter_has_the_lock_soon_after_each_of_fifty_kills(dsn: str, owner: psycopg.Connection) -> None:
     took = takeovers(dsn, owner, 50)
     assert statistics.median(took) < 0.3, took
@@ -245,6 +248,7 @@ def wait_after_the_lease(owner: psycopg.Connection, thread: threading.Thread) ->
     return after[2] - before[1]
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("soon", [10.0, pytest.param(0.3, marks=pytest.mark.second_stage)])
 def test_stopped_holder_is_succeeded_after_its_ttl_and_learns_of_it(
     dsn: str, owner: psycopg.Connection, soon: float
@@ -258,6 +262,7 @@ def test_stopped_holder_is_succeeded_after_its_ttl_and_learns_of_it(
         assert holder.ask()["lost"] is True
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("soon", [10.0, pytest.param(0.3, marks=pytest.mark.second_stage)])
 def test_dead_holder_without_presence_is_succeeded_after_its_ttl(
     dsn: str, owner: psycopg.Connection, soon: float
@@ -273,6 +278,7 @@ def test_dead_holder_without_presence_is_succeeded_after_its_ttl(
         assert 0 <= wait_after_the_lease(owner, thread) < soon + lateness()
 
 
+@pytest.mark.second_stage
 @GRACE
 def test_live_holder_whose_session_the_server_ends_keeps_its_lock(
     dsn: str, owner: psycopg.Connection, grace: float
@@ -301,7 +307,7 @@ def present(client: dblock.Client, lease: Any) -> None:
     """Return once other sessions see the client's presence, and the lease is tied to it."""
     flows, state = client._runtime.flows, lease._state
     # The client ties the lease before it sends the request, and the reply shows that the server has tied it too.
-    until(lambda: flows.presence and state.presence is flows.presence and not state.unreachable, "the presence")
+    eventually(lambda: flows.presence and state.presence is flows.presence and not state.unreachable, "the presence")
 
 
 @pytest.fixture
@@ -310,7 +316,7 @@ def seems_direct(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ListenerConnection, "is_direct", lambda *args: True)
 
 
-def cut_off(dsn: str, owner: psycopg.Connection, asks: bool) -> None:
+def cut_off(dsn: str, owner: psycopg.Connection, asks: bool, **changes: float) -> None:
     """Close all connections of a holder at once. It cannot reconnect, while the server and the next waiter continue.
 
     With `asks`, the next holder asks the lease at its grant. Else nothing looks at the lease, until the holder is told.
@@ -319,7 +325,7 @@ def cut_off(dsn: str, owner: psycopg.Connection, asks: bool) -> None:
         with (
             measured() as lateness,
             Proxy(dsn) as proxy,
-            dblock.Client(proxy.dsn, presence=0.9) as holder,
+            dblock.Client(proxy.dsn, presence=0.9, timings=timings_with(**changes)) as holder,
             dblock.Client(dsn) as client,
         ):
             lease = holder.lock("a", ttl=30).acquire()
@@ -334,7 +340,7 @@ def cut_off(dsn: str, owner: psycopg.Connection, asks: bool) -> None:
             if asks:
                 assert came[2], "the holder trusted its lease after the next grant"
             else:
-                until(lambda told_at=told_at: told_at, "the callback of the lease")  # type: ignore[misc]
+                eventually(lambda told_at=told_at: told_at, "the callback of the lease")  # type: ignore[misc]
                 # Two threads have written down their times, and each of them may have been late.
                 assert told_at[0] < came[0] + lateness(), "the holder was told after the next grant"
             assert lease.lost.reason is dblock.Reason.UNREACHABLE
@@ -342,7 +348,6 @@ def cut_off(dsn: str, owner: psycopg.Connection, asks: bool) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 @pytest.mark.usefixtures("seems_direct")
 @pytest.mark.parametrize("asks", [True, False], ids=["asks", "is told"])
 def test_cut_off_holder_learns_of_the_loss_before_the_next_grant(
@@ -352,17 +357,11 @@ def test_cut_off_holder_learns_of_the_loss_before_the_next_grant(
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 @pytest.mark.usefixtures("seems_direct")
 @pytest.mark.parametrize("asks", [True, False], ids=["asks", "is told"])
-def test_cut_off_run_catches_a_holder_that_gives_up_too_late(
-    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, asks: bool
-) -> None:
-    monkeypatch.setattr(core_listener, "OWN_PART", 4)
-    if asks:
-        monkeypatch.setattr(presence, "OWN_PART", 4)
+def test_cut_off_run_catches_a_holder_that_gives_up_too_late(dsn: str, owner: psycopg.Connection, asks: bool) -> None:
     with pytest.raises(AssertionError, match="after the next grant"):
-        cut_off(dsn, owner, asks)
+        cut_off(dsn, owner, asks, own_part=4)
 
 
 def test_lease_checked_while_presence_is_in_doubt_reports_lost(
@@ -383,19 +382,20 @@ def test_lease_checked_while_presence_is_in_doubt_reports_lost(
         lease.raise_if_lost()
         try:
             owner.execute(LINK.encode())
-            until(lease.lost.is_set, "the loss")
+            eventually(lease.lost.is_set, "the loss")
             assert lease.lost.reason is dblock.Reason.UNREACHABLE
         finally:
             checked.set()
 
 
 @pytest.mark.usefixtures("seems_direct")
-def test_silent_connection_is_replaced_without_losing_a_lease(
-    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(core_listener, "PING_INTERVAL", 0.2)
-    monkeypatch.setattr(core_listener, "REPLY_WITHIN", 0.3)
-    with Proxy(dsn) as proxy, dblock.Client(dsn, listen_dsn=proxy.dsn) as holder, dblock.Client(dsn) as client:
+def test_silent_connection_is_replaced_without_losing_a_lease(dsn: str, owner: psycopg.Connection) -> None:
+    timings = timings_with(ping_interval=0.2, reply_within=0.3)
+    with (
+        Proxy(dsn) as proxy,
+        dblock.Client(dsn, listen_dsn=proxy.dsn, timings=timings) as holder,
+        dblock.Client(dsn, timings=timings) as client,
+    ):
         lease = holder.lock("a", ttl=30).acquire()
         present(holder, lease)
         thread, came = waiting(client, owner)
@@ -413,22 +413,22 @@ def test_silent_connection_is_replaced_without_losing_a_lease(
         came[1].release()
 
 
+@pytest.mark.second_stage
 @GRACE
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "in a request"])
 @pytest.mark.usefixtures("seems_direct")
 def test_last_message_of_the_server_counts_before_the_connection_closes(
-    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, busy: bool, grace: float
+    dsn: str, owner: psycopg.Connection, busy: bool, grace: float
 ) -> None:
     """A backend gives its advisory locks back before it closes its socket."""
     # Nothing but the message shall tell it: a request that gets no reply would tell it only after the test.
-    monkeypatch.setattr(core_listener, "PING_INTERVAL", 0.2 if busy else 60.0)
-    monkeypatch.setattr(core_listener, "REPLY_WITHIN", 60.0)
+    timings = timings_with(ping_interval=0.2 if busy else 60.0, reply_within=60.0)
 
     def trial() -> None:
         with (
             Proxy(dsn) as proxy,
-            dblock.Client(dsn, listen_dsn=proxy.dsn, presence=grace) as holder,
-            dblock.Client(dsn) as client,
+            dblock.Client(dsn, listen_dsn=proxy.dsn, presence=grace, timings=timings) as holder,
+            dblock.Client(dsn, timings=timings) as client,
         ):
             lease = holder.lock("a", ttl=30).acquire()
             present(holder, lease)
@@ -438,7 +438,7 @@ def test_last_message_of_the_server_counts_before_the_connection_closes(
             if busy:
                 proxy.hold_requests()
                 asked = proxy.requests
-                until(lambda: proxy.requests > asked, "a request that gets no reply")
+                eventually(lambda: proxy.requests > asked, "a request that gets no reply")
             owner.execute(LINK.encode())
             wait_for_withdrawal(owner, ended, lease)
             time.sleep(0.3)
@@ -453,13 +453,9 @@ def test_last_message_of_the_server_counts_before_the_connection_closes(
 
 @pytest.mark.second_stage
 @pytest.mark.usefixtures("seems_direct")
-def test_holder_without_replies_gives_up_before_the_server_does(
-    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(core_listener, "PING_INTERVAL", 0.2)
-    monkeypatch.setattr(core_listener, "REPLY_WITHIN", 0.3)
-    monkeypatch.setattr(presence, "TRUSTED", 1.5)
-    with Proxy(dsn) as proxy, dblock.Client(proxy.dsn) as holder:
+def test_holder_without_replies_gives_up_before_the_server_does(dsn: str, owner: psycopg.Connection) -> None:
+    timings = timings_with(ping_interval=0.2, reply_within=0.3, trusted_for=1.5)
+    with Proxy(dsn) as proxy, dblock.Client(proxy.dsn, timings=timings) as holder:
         lease = holder.lock("a", ttl=30).acquire()
         present(holder, lease)
         proxy.fall_silent()
@@ -472,7 +468,7 @@ def test_holder_without_replies_gives_up_before_the_server_does(
 
 
 def test_server_keeps_the_session_for_longer_than_the_client_trusts_it(dsn: str, owner: psycopg.Connection) -> None:
-    assert presence.TRUSTED + core_listener.PING_INTERVAL < presence.DROPPED_AFTER
+    assert Timings().trusted_for + Timings().ping_interval < presence.DROPPED_AFTER
     with dblock.Client(dsn) as holder:
         holder.lock("a").acquire()
         owner.execute("SET idle_session_timeout = '1 h'")
@@ -501,7 +497,6 @@ def test_server_restart_makes_no_client_look_dead(own_server: Server, how: str) 
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_lease_without_presence_outlasts_a_restart(own_server: Server) -> None:
     with dblock.Client(own_server.url, presence=None) as holder:
         lease = holder.lock("b", ttl=30).acquire()
@@ -516,7 +511,6 @@ def restart(server: Server, how: str, away: float) -> None:
     They are longer than the grace, because a holder that reconnects at once may keep its leases.
     """
     if how == "immediate":
-        deadline = time.monotonic() + 20
         with psycopg.connect(server.url, autocommit=True) as connection:
             (backend,) = connection.execute(
                 "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"
@@ -524,14 +518,9 @@ def restart(server: Server, how: str, away: float) -> None:
             os.kill(backend, signal.SIGKILL)
             # The server accepts connections until it notices the crash, and then ends every session.
             with contextlib.suppress(psycopg.OperationalError):
-                while time.monotonic() < deadline:
-                    connection.execute("SELECT pg_sleep(1)")
-        while True:
-            with contextlib.suppress(psycopg.OperationalError):
-                psycopg.connect(server.url).close()
-                return
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+                connection.execute("SELECT pg_sleep(60)")
+        eventually(server.answers, "the server has recovered")
+        return
     stop_slowly(server)
     time.sleep(away)
     server.start()
@@ -601,6 +590,7 @@ def test_stopped_holder_whose_session_ended_knows_of_the_loss_when_it_resumes(
             assert came[1].release()
 
 
+@pytest.mark.second_stage
 @GRACE
 @pytest.mark.usefixtures("patient")
 def test_holder_whose_event_loop_is_blocked_reports_that_it_is_alive(
@@ -611,8 +601,7 @@ def test_holder_whose_event_loop_is_blocked_reports_that_it_is_alive(
     async def hold(client: dblock.Client) -> None:
         async with dblock.AsyncClient(dsn, presence=grace) as holder:
             lease = await holder.lock("a", ttl=60).acquire()
-            while lease._state.presence is None:
-                await asyncio.sleep(0.01)
+            await eventually_async(lambda: lease._state.presence, "a presence")
             ended = await asyncio.to_thread(tied, owner)
             owner.execute(LINK.encode())
             wait_for_withdrawal(owner, ended, lease)  # the loop is blocked
@@ -662,16 +651,14 @@ def test_client_behind_a_proxy_never_looks_dead(dsn: str, owner: psycopg.Connect
     """A proxy may close its connection to the server without the client's knowledge."""
     with Proxy(dsn) as proxy, dblock.Client(proxy.dsn) as holder, dblock.Client(dsn) as client:
         lease = holder.lock("a", ttl=30).acquire()
-        deadline = time.monotonic() + 10
-        while holder._runtime.listener.flow.connection is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        eventually(lambda: holder._runtime.listener.flow.connection, "the listener is connected")
         assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (0,)
         with pytest.raises(dblock.LockTimeout):
             client.lock("a").acquire(timeout=0.5)
         lease.raise_if_lost()
 
 
+@pytest.mark.second_stage
 def test_open_transaction_elsewhere_delays_no_takeover_and_no_other_waiter(dsn: str, owner: psycopg.Connection) -> None:
     """All the statements of the transaction start at once, so that its call looks like a transaction of its own."""
     until_dead = (
@@ -696,6 +683,7 @@ def test_open_transaction_elsewhere_delays_no_takeover_and_no_other_waiter(dsn: 
         came[1].release()
 
 
+@pytest.mark.second_stage
 def test_dead_waiter_queued_before_its_presence_is_passed_over_at_once(dsn: str, owner: psycopg.Connection) -> None:
     """The wait is the first thing that its client does."""
     script = "import sys, dblock; dblock.Client(sys.argv[1]).lock('a').acquire()"
@@ -703,7 +691,7 @@ def test_dead_waiter_queued_before_its_presence_is_passed_over_at_once(dsn: str,
     with dblock.Client(dsn) as holder, dblock.Client(dsn) as client:
         held = holder.lock("a").acquire()
         with Program([sys.executable, "-c", script, dsn]) as waiter:
-            until(lambda: owner.execute(count).fetchone() == (1, 1), "the first ticket")
+            eventually(lambda: owner.execute(count).fetchone() == (1, 1), "the first ticket")
             came: list[float] = []
 
             def wait() -> None:
@@ -712,7 +700,7 @@ def test_dead_waiter_queued_before_its_presence_is_passed_over_at_once(dsn: str,
 
             thread = threading.Thread(target=wait)
             thread.start()
-            until(lambda: owner.execute(count).fetchone() == (2, 2), "the second ticket")
+            eventually(lambda: owner.execute(count).fetchone() == (2, 2), "the second ticket")
             waiter.kill()
             waiter.wait()
             # Only its presence tells that it is dead: its last heartbeat counts for long.

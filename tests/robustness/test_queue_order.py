@@ -16,7 +16,7 @@ import pytest
 import dblock
 from tests.support import mutants
 
-pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+pytestmark = [pytest.mark.second_stage]
 
 PROCESSES, CLIENTS, TASKS = 4, 8, 3
 
@@ -105,7 +105,7 @@ def backwards(grants: list[tuple[Any, ...]]) -> int:
 
 @pytest.mark.parametrize(
     ("seconds", "least"),
-    [(6, 300), pytest.param(420, 100_000, marks=[pytest.mark.long, pytest.mark.timeout(900)])],
+    [(6, 300), pytest.param(420, 100_000, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])],
 )
 def test_grants_come_in_the_order_of_tickets(dsn: str, owner: psycopg.Connection, seconds: float, least: int) -> None:
     grants = contend(dsn, owner, seconds, least)

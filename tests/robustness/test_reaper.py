@@ -12,8 +12,6 @@ import dblock
 from dblock._runtime.target import resolve
 from dblock.admin.reaper import Reaper
 
-pytestmark = pytest.mark.beside_others
-
 CLIENTS, NAMES, SECONDS = 16, 6, 5.0
 
 

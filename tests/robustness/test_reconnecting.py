@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -14,10 +13,9 @@ from psycopg import conninfo
 import dblock
 from dblock._core.lease_state import LeaseState
 from dblock.embedded import Server
-from tests.robustness.traffic.environment import wait_until
+from tests.support.eventually import eventually
 from tests.support.machine import measured
 from tests.support.proxy import Proxy
-from tests.support.shell import until
 from tests.support.standby import kill, promote, standby_of, wait_until_caught_up
 from tests.support.warm_start import Program
 
@@ -25,11 +23,9 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def wait_for_renewal(lease: dblock.Lease) -> None:
-    before, deadline = lease.expires_at, time.monotonic() + 20
-    while lease.expires_at == before:
-        assert not lease.lost.is_set(), repr(lease)
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    before = lease.expires_at
+    eventually(lambda: lease.expires_at != before or lease.lost.is_set(), "a renewal")
+    assert lease.expires_at != before, repr(lease)
 
 
 @pytest.mark.second_stage
@@ -47,7 +43,6 @@ def test_leases_survive_a_restart(own_server: Server) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_leases_survive_a_move_to_another_host_of_the_dsn(dsn: str) -> None:
     with Proxy(dsn) as one, Proxy(dsn) as other:
         ports = [str(conninfo.conninfo_to_dict(proxy.dsn)["port"]) for proxy in (one, other)]
@@ -89,7 +84,6 @@ def test_lease_lost_in_a_failover_has_the_right_reason(own_server: Server) -> No
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_acknowledged_grant_survives_a_synchronous_failover(own_server: Server) -> None:
     """The primary is killed right after the grants were acknowledged. With synchronous replication nothing is lost."""
     with standby_of(own_server) as standby:
@@ -100,7 +94,7 @@ def test_acknowledged_grant_survives_a_synchronous_failover(own_server: Server) 
             # A role's default that does not wait must not matter.
             owner.execute("ALTER ROLE postgres SET synchronous_commit = off")
             synchronous = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
-            wait_until("commits wait for the standby", lambda: owner.execute(synchronous).fetchone())
+            eventually(lambda: owner.execute(synchronous).fetchone(), "commits wait for the standby")
         with dblock.Client(own_server.url, patience=30) as client:
             tokens = {f"{number}": client.lock(f"{number}", ttl=600).acquire().token for number in range(20)}
             kill(own_server)
@@ -129,17 +123,18 @@ def test_lock_of_a_killed_holder_is_granted_again_after_its_ttl(dsn: str, owner:
         dblock.Client(dsn) as client,
         measured() as lateness,
     ):
-        until(lambda: one("bool_or(expires_at > granted_at + interval '2.2 s')"), "a renewal")
+        eventually(lambda: one("bool_or(expires_at > granted_at + interval '2.2 s')"), "a renewal")
         holder.kill()
         holder.wait()
         # A session that has ended has carried out all that was sent to it, such as a renewal.
-        until(lambda: not owner.execute(sessions).fetchone(), "the end of its sessions")
+        eventually(lambda: not owner.execute(sessions).fetchone(), "the end of its sessions")
         lost, expired = one("token"), one("expires_at")
         lease = client.lock("a").acquire(timeout=60)
         assert timedelta() <= one("granted_at") - expired < timedelta(seconds=1 + lateness())
         assert lease.token > lost
 
 
+@pytest.mark.second_stage
 def test_standby_and_old_primary_grant_nothing(own_server: Server) -> None:
     with standby_of(own_server) as standby:
         with dblock.Client(standby.url) as client, pytest.raises(dblock.NotWritable):
@@ -152,6 +147,6 @@ def test_standby_and_old_primary_grant_nothing(own_server: Server) -> None:
                 with psycopg.connect(own_server.url) as session:
                     return session.execute("SHOW default_transaction_read_only").fetchone() == ("on",)
 
-            wait_until("sessions are read-only", refuses)
+            eventually(refuses, "sessions are read-only")
         with dblock.Client(own_server.url) as client, pytest.raises(dblock.NotWritable):
             client.lock("a").acquire()

@@ -17,14 +17,14 @@ import pytest
 from psycopg import conninfo
 
 import dblock
-from dblock._core import keepalive_flow
-from dblock._core.presence import OWN_PART
-from dblock._runtime import pool as pool_module
+from dblock._core.timings import default
 from dblock.embedded import Server
+from tests.support.eventually import eventually, eventually_async
 from tests.support.machine import measured
 from tests.support.proxy import Proxy
 from tests.support.servers import stop_slowly
 from tests.support.standby import promote, standby_of, wait_until_caught_up
+from tests.support.timings import timings_with
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.second_stage]
 
@@ -41,13 +41,16 @@ LISTENER = "SELECT pg_terminate_backend(session) FROM dblock.lock_presence"
 
 def present(client: Any, lease: Any) -> None:
     """Return once other sessions see the client's presence, and the lease is tied to it."""
-    deadline = time.monotonic() + 15
     flows, state = client._runtime.flows, lease._state
+
     # The client ties the lease before it sends the request, and the reply shows that the server has tied it too.
-    while flows.presence is None or state.presence is not flows.presence or state.unreachable:
-        assert time.monotonic() < deadline
+    def is_tied() -> bool:
+        if flows.presence is not None and state.presence is flows.presence and not state.unreachable:
+            return True
         lease.raise_if_lost()
-        time.sleep(0.005)
+        return False
+
+    eventually(is_tied, "the lease is tied to the presence")
     time.sleep(0.3)  # from then on the client looks at its socket only now and then
 
 
@@ -57,7 +60,7 @@ def too_late_to_learn(lateness: float) -> bool:
     The client learns of the restart within its part of the grace. For that three processes wake up one after another:
     the client that connects, the server that refuses, and the client that reads why.
     """
-    return 3 * lateness > GRACE * OWN_PART
+    return 3 * lateness > GRACE * default.own_part
 
 
 @contextlib.contextmanager
@@ -98,20 +101,16 @@ def test_lease_with_presence_outlasts_a_planned_restart(own_server: Server, how:
         lease.raise_if_lost()
 
 
-def test_lease_of_a_quiet_client_outlasts_a_planned_restart(
-    own_server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lease_of_a_quiet_client_outlasts_a_planned_restart(own_server: Server) -> None:
     """It has two connections. The end of one alone would not show that the server ends all sessions."""
-    monkeypatch.setattr(pool_module, "IDLE_FOR", 0.1)
-    monkeypatch.setattr(keepalive_flow, "LASTING", 0.1)
-    with dblock.Client(own_server.url, presence=GRACE) as holder:
+    with dblock.Client(own_server.url, presence=GRACE, timings=timings_with(idle_for=0.1, lasting=0.1)) as holder:
         lease = holder.lock("a", ttl=30).acquire()
-        deadline = time.monotonic() + 15
         runner = holder._runtime.runner
-        with psycopg.connect(own_server.url) as owner:
-            while runner is None or not runner._pool.is_empty() or len(owner.execute(PIDS).fetchall()) != 2:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+        assert runner is not None
+        with psycopg.connect(own_server.url, autocommit=True) as owner:
+            eventually(
+                lambda: runner._pool.is_empty() and len(owner.execute(PIDS).fetchall()) == 2, "two connections are left"
+            )
         present(holder, lease)
         stop_slowly(own_server)
         time.sleep(PAUSE)
@@ -123,8 +122,7 @@ async def test_lease_of_a_blocked_loop_outlasts_a_planned_restart(own_server: Se
     with measured() as lateness:
         async with dblock.AsyncClient(own_server.url, presence=GRACE) as holder:
             lease = await holder.lock("a", ttl=30).acquire()
-            while lease._state.presence is None or lease._state.unreachable:
-                await asyncio.sleep(0.01)
+            await eventually_async(lambda: lease._state.presence and not lease._state.unreachable, "a presence")
             await asyncio.sleep(0.3)
             own_server.stop()  # the loop is blocked
             own_server.start()
@@ -186,14 +184,15 @@ def test_holder_whose_session_ends_in_a_smart_shutdown_reports_over_its_other_se
 
 
 def shutting_down(server: Server) -> None:
-    deadline = time.monotonic() + 10
-    while True:
+    def refuses() -> bool:
         try:
             psycopg.connect(server.url).close()
         except psycopg.OperationalError as error:
             assert "shutting down" in str(error)
-            return
-        assert time.monotonic() < deadline
+            return True
+        return False
+
+    eventually(refuses, "the shutdown has begun")
 
 
 @pytest.mark.usefixtures("seems_direct")

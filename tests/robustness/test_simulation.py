@@ -10,8 +10,6 @@ from tests.robustness.simulation.recipe_fidelity import BothRecipes
 from tests.robustness.simulation.shared_fidelity import BothShared
 from tests.support.stages import first
 
-pytestmark = pytest.mark.beside_others
-
 SEEDS = 200
 """Half of them for locks, and a quarter for shared locks and for each recipe."""
 
@@ -52,7 +50,7 @@ def test_everything_holds_in_some_schedules() -> None:
     assert summary.counts["runs again"] > 5, "slots were run again whose runner died"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("workload", "seeds"), [("locks", 80_000), ("shared_locks", 10_000), ("elections", 10_000), ("schedules", 10_000)]

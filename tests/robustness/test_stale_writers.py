@@ -7,7 +7,6 @@ fence, to prove that the stale write would do harm.
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -22,15 +21,15 @@ import pytest
 
 import dblock
 from fenced_store import FencedStore, StaleTokenError
+from tests.support import isolation
 from tests.support.backends import TABLE
+from tests.support.databases import Databases
 from tests.support.mutants import altered_fence
 from tests.support.paused_holder import KINDS, Resources
 from tests.support.s3 import new_bucket, running_s3
 from tests.support.service import running_service
 from tests.support.stages import first
 from tests.support.warm_start import Program
-
-pytestmark = pytest.mark.beside_others
 
 AT_ONCE = 5
 TTL = 0.6
@@ -78,15 +77,13 @@ class Holders:
 
 @pytest.fixture(scope="module")
 def environment(
-    server: str, template: str, tmp_path_factory: pytest.TempPathFactory
+    databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Holders, Resources]]:
     """Yield a database, an S3 server, a folder, a service and holders for all tests of this module, because they take
     time to start.
     """
-    from tests.conftest import _database
-
     with (
-        _database(server, f"dblock_test_stale_writers_{os.getpid()}", template) as dsn,
+        databases.taken(patient=False) as dsn,
         running_s3() as s3,
         running_service(dsn) as http,
     ):
@@ -103,7 +100,17 @@ def environment(
 def take_over_and_resume(
     environment: tuple[str, Holders, Resources], kind: str, fenced: bool, writes: bool, claims: bool, label: str
 ) -> tuple[list[str], list[Any], list[str]]:
-    """Return the results of the stopped holders, the final values, and the values that the next holders wrote."""
+    """Return the results of the stopped holders, the final values, and the values that the next holders wrote.
+
+    The resources belong to the module, and keep their connections.
+    """
+    with isolation.kept():
+        return _take_over_and_resume(environment, kind, fenced, writes, claims, label)
+
+
+def _take_over_and_resume(
+    environment: tuple[str, Holders, Resources], kind: str, fenced: bool, writes: bool, claims: bool, label: str
+) -> tuple[list[str], list[Any], list[str]]:
     dsn, holders, resources = environment
     names = [f"{label}_{number}" for number in range(AT_ONCE)]
     resources.prepare(kind, names, fenced)
@@ -133,7 +140,7 @@ HOW = pytest.mark.parametrize("how", first(1, ["claim alone", "first write"]))
 
 @HOW
 @pytest.mark.parametrize("kind", first(0, ORDER))
-@pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])])
 def test_stale_write_is_refused_every_time(
     environment: tuple[str, Holders, Resources], kind: str, how: str, rounds: int
 ) -> None:
@@ -199,7 +206,7 @@ def check(accepted: list[tuple[int, int, int]], pairs: list[tuple[int, int]], la
 
 
 @pytest.mark.parametrize(
-    "total", [500, *first(0, [3000]), pytest.param(50_000, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
+    "total", [500, *first(0, [3000]), pytest.param(50_000, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])]
 )
 def test_fence_orders_the_writes_of_sixteen_writers_with_shuffled_tokens(dsn: str, total: int) -> None:
     accepted, pairs, last = shuffled_writes(dsn, total)

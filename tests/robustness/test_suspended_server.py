@@ -12,10 +12,11 @@ import psycopg
 import pytest
 
 import dblock
-from dblock._core import clock, listener_flow
+from dblock._core import clock
 from dblock.embedded import Server
+from tests.support.eventually import eventually
 from tests.support.machine import measured, soon
-from tests.support.shell import until
+from tests.support.timings import timings_with
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.second_stage]
 
@@ -59,7 +60,7 @@ def waiter(client: dblock.Client, stop: threading.Event, granted: list[float]) -
 
 
 @pytest.mark.parametrize("presence", [0.15, None])
-@pytest.mark.parametrize("seconds", [4, *(pytest.param(long, marks=pytest.mark.long) for long in (12, 60))])
+@pytest.mark.parametrize("seconds", [4, *(pytest.param(long, marks=pytest.mark.nightly) for long in (12, 60))])
 def test_suspended_server_is_survived(
     own_server: Server, seconds: int, presence: float | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -72,8 +73,7 @@ def test_suspended_server_is_survived(
         short, long = holder.lock("short", ttl=ttl).acquire(), holder.lock("a", ttl=300, keep_alive=False).acquire()
         stop, granted = threading.Event(), list[float]()
         waiting = waiter(other, stop, granted)
-        while not holder.lock("a").queue():
-            time.sleep(0.01)
+        eventually(holder.lock("a").queue, "a waiter")
         caplog.set_level(logging.INFO, "dblock")
         caplog.clear()
         sampled = Sampled(short)
@@ -103,24 +103,15 @@ def test_suspended_server_is_survived(
         assert granted
         lines = [record.getMessage() for record in caplog.records]
         assert len(lines) <= MOST_LINES, lines
-    deadline = time.monotonic() + 5
-    while set(threading.enumerate()) - threads:
-        assert time.monotonic() < deadline, "a thread was left behind"
-        time.sleep(0.01)
-    with psycopg.connect(own_server.url) as owner:
-        deadline = time.monotonic() + 5
-        while owner.execute("SELECT 1 FROM pg_stat_activity WHERE application_name = 'dblock'").fetchone():
-            assert time.monotonic() < deadline, "a session was left behind"
-            owner.rollback()
-            time.sleep(0.05)
+    eventually(lambda: not set(threading.enumerate()) - threads, "the end of all threads")
+    with psycopg.connect(own_server.url, autocommit=True) as owner:
+        sessions = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'dblock'"
+        eventually(lambda: not owner.execute(sessions).fetchone(), "the end of all sessions")
 
 
-def test_idle_client_without_presence_sends_nothing(
-    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_client_without_presence_sends_nothing(dsn: str, owner: psycopg.Connection) -> None:
     """A server that suspends itself when it is idle can do so. The listener has no connection until it is needed."""
-    monkeypatch.setattr(listener_flow, "LISTEN_FOR", 0.5)
-    monkeypatch.setattr(listener_flow, "PING_INTERVAL", 0.2)
+    timings = timings_with(listen_for=0.5, ping_interval=0.2)
 
     def sessions() -> list[Any]:
         return owner.execute(
@@ -133,17 +124,20 @@ def test_idle_client_without_presence_sends_nothing(
         listener = client._runtime.listener
         return listener and listener.flow.connection
 
-    with dblock.Client(dsn, presence=None) as client, dblock.Client(dsn, presence=None) as other:
+    with (
+        dblock.Client(dsn, presence=None, timings=timings) as client,
+        dblock.Client(dsn, presence=None, timings=timings) as other,
+    ):
         for _ in range(2):
             held = other.lock("a").acquire()
             waiting = threading.Thread(target=lambda: client.lock("a").acquire(timeout=60).release())
             waiting.start()
-            session = until(connection, "the listener's connection").connection.info.backend_pid
+            session = eventually(connection, "the listener's connection").connection.info.backend_pid
             held.release()
             waiting.join()
             with soon(5):
-                until(lambda: not connection(), "the end of the listener's connection")
-            until(lambda session=session: session not in dict(sessions()), "the end of its session")  # type: ignore[misc]
+                eventually(lambda: not connection(), "the end of the listener's connection")
+            eventually(lambda session=session: session not in dict(sessions()), "the end of its session")  # type: ignore[misc]
             before = sessions()
             time.sleep(1)
             assert sessions() == before

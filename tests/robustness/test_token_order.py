@@ -21,7 +21,7 @@ import pytest
 import dblock
 from tests.support import mutants
 
-pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.second_stage, pytest.mark.timeout(300)]
 
 PROCESSES = 16
 GRANTS = 20_000
@@ -102,7 +102,7 @@ def backwards(tokens: list[int]) -> int:
     return count
 
 
-@pytest.mark.parametrize("grants", [GRANTS // 8, pytest.param(GRANTS, marks=pytest.mark.long)])
+@pytest.mark.parametrize("grants", [GRANTS // 8, pytest.param(GRANTS, marks=pytest.mark.nightly)])
 def test_grants_under_contention_and_deletion_are_in_token_order(durable_dsn: str, tmp_path: Path, grants: int) -> None:
     tokens, had, deleted = run(durable_dsn, tmp_path / "log", grants)
     print(f"{len(tokens)} grants, {backwards(tokens)} backwards, {deleted} rows deleted")

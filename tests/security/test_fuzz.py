@@ -4,7 +4,8 @@ Sessions of each kind of role concurrently call every function that they may cal
 watch the tables, and a bystander holds a lock and a fenced key. At the end the server must not have crashed, every
 error must be an intended one, no token may ever have been lowered, and the bystander's lock must be unchanged.
 
-A failure prints its seed. Set DBLOCK_FUZZ_SEED to repeat it. With --long it runs for ten minutes (DBLOCK_FUZZ_SECONDS).
+A failure prints its seed. Set DBLOCK_FUZZ_SEED to repeat it. With --nightly it runs for ten minutes
+(DBLOCK_FUZZ_SECONDS).
 """
 
 from __future__ import annotations
@@ -180,7 +181,6 @@ def crashes(owner: psycopg.Connection) -> list[str]:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_functions_survive_random_arguments(
     dsn: str, owner: psycopg.Connection, connect: Connect, kinds: dict[str, str]
 ) -> None:
@@ -191,7 +191,7 @@ def test_functions_survive_random_arguments(
     assert sum(fuzzer.outcomes.get("done", 0) for fuzzer in fuzzers) > 200, "too few calls succeeded"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_functions_survive_ten_minutes_of_random_arguments(
     dsn: str, owner: psycopg.Connection, connect: Connect, kinds: dict[str, str]

@@ -15,6 +15,7 @@ import pytest
 
 import dblock
 from tests.security.conftest import Connect
+from tests.support.eventually import eventually
 from tests.support.machine import measured
 from tests.support.warm_start import Program
 
@@ -80,6 +81,7 @@ def outsider(connect: Connect) -> Iterator[Outsider]:
         found.close()
 
 
+@pytest.mark.second_stage
 def test_role_without_privileges_cannot_stop_a_release_or_a_queue(
     connect: Connect, dsn: str, owner: psycopg.Connection
 ) -> None:
@@ -90,8 +92,7 @@ def test_role_without_privileges_cannot_stop_a_release_or_a_queue(
         granted: list[dblock.Lease] = []
         waiting = threading.Thread(target=lambda: granted.append(other.lock("a", ttl=60).acquire(timeout=30)))
         waiting.start()
-        while owner.execute("SELECT count(*) FROM lock_tickets").fetchone() != (1,):
-            time.sleep(0.01)
+        eventually(lambda: owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (1,), "a waiter")
         for name in ("a", "new"):
             stranger.execute(f"SELECT pg_advisory_lock(key) FROM {keys_of(name)}".encode())
         began = time.monotonic()
@@ -106,6 +107,8 @@ def test_role_without_privileges_cannot_stop_a_release_or_a_queue(
         assert time.monotonic() - began < 20
 
 
+@pytest.mark.nightly
+@pytest.mark.alone
 @pytest.mark.second_stage
 @pytest.mark.timeout(180)
 def test_outsider_that_takes_advisory_keys_hardly_slows_contended_locks(connect: Connect, dsn: str) -> None:

@@ -20,7 +20,7 @@ from psycopg.errors import InsufficientPrivilege
 
 import dblock
 from tests.security.conftest import KINDS, Connect
-from tests.support.shell import until
+from tests.support.eventually import eventually
 
 OWNER_ALONE: frozenset[str] = frozenset()
 LOCK, SEE, FORCE, FENCE = (frozenset({kind}) for kind in KINDS[1:])
@@ -316,8 +316,10 @@ def test_no_role_can_read_an_id_that_would_let_it_impersonate_another(
         waiting = threading.Thread(target=lambda: other.lock("held", ttl=20).acquire(timeout=60).release())
         waiting.start()
         try:
-            until(lambda: client.lock("held").queue(), "the waiter")
-            until(lambda: owner.execute("SELECT count(*) > 1 FROM lock_presence").fetchone() == (True,), "presences")
+            eventually(lambda: client.lock("held").queue(), "the waiter")
+            eventually(
+                lambda: owner.execute("SELECT count(*) > 1 FROM lock_presence").fetchone() == (True,), "presences"
+            )
             named = owner.execute(
                 "SELECT attempt, presence FROM distributed_locks UNION ALL SELECT attempt, presence FROM lock_tickets"
                 " UNION ALL SELECT client, NULL FROM lock_clients UNION ALL SELECT presence, NULL FROM lock_presence"
@@ -349,7 +351,7 @@ def test_role_that_sees_an_advisory_key_can_neither_take_nor_end_it(
 ) -> None:
     """pg_locks shows advisory locks to every role. Only the session that holds one can unlock it."""
     lease = client.lock("held", ttl=20).acquire()
-    (key,) = until(lambda: owner.execute("SELECT advisory_key FROM lock_presence").fetchone(), "a presence")
+    (key,) = eventually(lambda: owner.execute("SELECT advisory_key FROM lock_presence").fetchone(), "a presence")
     session = connect(kind)
     assert session.execute("SELECT pg_advisory_unlock(%s::bigint)", [key]).fetchone() == (False,)
     assert session.execute("SELECT pg_try_advisory_lock_shared(%s::bigint)", [key]).fetchone() == (False,)
@@ -363,7 +365,6 @@ def test_role_that_sees_an_advisory_key_can_neither_take_nor_end_it(
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_force_release_privilege_allows_only_force_release(
     connect: Connect, client: dblock.Client, owner: psycopg.Connection
 ) -> None:
@@ -380,4 +381,4 @@ def test_force_release_privilege_allows_only_force_release(
     (actor,) = owner.execute("SELECT actor FROM list_history('held')").fetchone() or ("",)
     assert f" as {session.info.user}" in actor
     assert owner.execute("SELECT count(*) FROM lock_history").fetchone() == (1,)
-    until(lease.lost.is_set, "the loss of the lease")
+    eventually(lease.lost.is_set, "the loss of the lease")

@@ -359,7 +359,6 @@ def test_every_definer_function_is_called_by_the_attacker(owner: psycopg.Connect
 
 @pytest.mark.usefixtures("known_tokens")
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_attackers_objects_never_run_with_the_owners_privileges(
     attacker: psycopg.Connection, owner: psycopg.Connection
 ) -> None:

@@ -31,8 +31,9 @@ import dblock
 import fenced_store
 from dblock import cli
 from dblock._runtime import target
+from tests.support.eventually import eventually
 from tests.support.facade import Clients
-from tests.support.shell import Shell, ended, until
+from tests.support.shell import Shell, ended
 
 PASSWORD = "tr0ub4dor&3/@%"
 """Has characters that a URL must escape, and that reappear when the URL is parsed."""
@@ -101,6 +102,7 @@ def check_error(error: BaseException) -> None:
     hidden(pickle.dumps(error).decode("latin-1"))
 
 
+@pytest.mark.usefixtures("patient")
 async def test_working_client_shows_no_password(
     clients: Clients, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -200,6 +202,7 @@ def given(way: str, dsn: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> 
     return [], {}
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("way", WAYS)
 def test_no_command_shows_the_password(
     dsn: str, refuses: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -244,6 +247,7 @@ def processes_of(root: int) -> dict[int, tuple[str, str]]:
     return found
 
 
+@pytest.mark.second_stage
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="reads the arguments of processes from /proc")
 @pytest.mark.parametrize("way", ["DBLOCK_DSN", ".env"])
 def test_no_process_has_the_password_in_its_arguments(
@@ -256,7 +260,7 @@ def test_no_process_has_the_password_in_its_arguments(
     process = bare.start("run", "job", "--ttl", "60", "--", "sh", "-c", line, env=environment, cold=True)
     try:
         exported = Path(
-            until(lambda: (tmp_path / "environment").exists() and tmp_path / "environment", "the command")
+            eventually(lambda: (tmp_path / "environment").exists() and tmp_path / "environment", "the command")
         ).read_text()
         family = processes_of(process.pid)
         assert len(family) >= 3, "dblock run, the keeper, and the command"

@@ -40,7 +40,7 @@ class Keys:
     """Keys of a FencedStore."""
 
     def __init__(self, dsn: str) -> None:
-        self._store = FencedStore(dsn)
+        self._store = FencedStore(dsn, patience=60)
         self.close = self._store.close
 
     def write(self, resource: str, data: bytes | None, token: int, number: int) -> bool:
@@ -128,7 +128,7 @@ class Service:
     """Things of tests.support.service, over HTTP; `folder` selects the kind of handler."""
 
     def __init__(self, address: str, folder: str) -> None:
-        self._http = httpx.Client(base_url=f"{address}/{folder}", timeout=30)
+        self._http = httpx.Client(base_url=f"{address}/{folder}", timeout=60)
         self.close = self._http.close
 
     def write(self, resource: str, data: bytes | None, token: int, number: int) -> bool:

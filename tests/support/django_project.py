@@ -12,13 +12,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict
 
 import dblock
+from tests.support import isolation
+from tests.support.eventually import eventually
 
 ROOT = Path(dblock.__file__).parent.parent
 
@@ -120,10 +121,9 @@ class Program:
 
     def wait(self, timeout: float = 120.0) -> int:
         """Wait for the end, and return the exit code."""
-        deadline = time.monotonic() + timeout
-        while (code := self._poll()) is None:
-            assert time.monotonic() < deadline, f"manage.py did not end: {self.said}"
-            time.sleep(0.01)
+        eventually(lambda: self._poll() is not None, lambda: f"the end of manage.py: {self.said}", timeout)
+        code = self._poll()
+        assert code is not None
         return code
 
     @property
@@ -228,13 +228,14 @@ class Launcher:
     """This process's launcher, see `django_launcher`."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.django_launcher"],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        with isolation.kept():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.django_launcher"],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
         self._turn = threading.Lock()
         atexit.register(self.close)
 

@@ -19,11 +19,13 @@ import pytest
 
 import dblock
 from dblock._core.effects import Call
+from dblock._core.timings import Timings
 from dblock._runtime.call_retry import CallRetry
 from dblock._runtime.keepalive_runner import KeepAliveRunner
 from dblock._runtime.runner import AsyncRunner, Runner
 from dblock._runtime.target import Target
 from dblock.several import LockAll, LockAny
+from tests.support.timings import timings_with
 
 _LOCAL = {
     "lock",
@@ -47,6 +49,8 @@ class Clients(Protocol):
     """Create clients of one kind, and close them."""
 
     dsn: str
+    timings: Timings
+    """The timings of the clients that are created from now on."""
 
     def __call__(self, where: Any = None, **options: Any) -> Any: ...
 
@@ -65,10 +69,11 @@ class AsyncClients:
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
+        self.timings = timings_with()
         self._clients: list[dblock.AsyncClient] = []
 
     def __call__(self, where: Any = None, **options: Any) -> Any:
-        client = dblock.AsyncClient(self.dsn if where is None else where, **options)
+        client = dblock.AsyncClient(self.dsn if where is None else where, **{"timings": self.timings, **options})
         self._clients.append(client)
         return client
 
@@ -85,25 +90,31 @@ class SyncClients:
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
+        self.timings = timings_with()
         self._clients: list[dblock.Client] = []
         self._threads: weakref.WeakKeyDictionary[Any, ThreadPoolExecutor] = weakref.WeakKeyDictionary()
+        self._started: list[ThreadPoolExecutor] = []
 
     def __call__(self, where: Any = None, **options: Any) -> Any:
-        client = dblock.Client(self.dsn if where is None else where, **options)
+        client = dblock.Client(self.dsn if where is None else where, **{"timings": self.timings, **options})
         self._clients.append(client)
         return _AsyncFacade(client, self._run)
 
     async def close(self) -> None:
         for client in self._clients:
             client.close()
-        for thread in self._threads.values():
+        for thread in self._started:
             thread.shutdown()
 
     def before_calls(self, act: Callable[[str], Any], client: Any = None) -> AbstractContextManager[None]:
         return _before_calls(self.dsn, act, client and client._inner)
 
     async def _run(self, function: Any, *args: Any, **options: Any) -> Any:
-        thread = self._threads.setdefault(asyncio.current_task(), ThreadPoolExecutor(1))
+        task = asyncio.current_task()
+        if task not in self._threads:
+            self._threads[task] = ThreadPoolExecutor(1)
+            self._started.append(self._threads[task])
+        thread = self._threads[task]
         return await asyncio.get_running_loop().run_in_executor(thread, lambda: function(*args, **options))
 
 

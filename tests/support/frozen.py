@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dblock.embedded.processes import pids_working_in
+from tests.support.eventually import eventually
 
 
 def send_signal(pids: Iterable[int], what: signal.Signals) -> int:
@@ -31,14 +31,11 @@ def frozen(data: Path) -> Iterator[int]:
     postmaster = int((data / "postmaster.pid").read_text().splitlines()[0])
     try:
         os.kill(postmaster, signal.SIGSTOP)
-        _wait_until_stopped(postmaster)
+        eventually(lambda: _state_of(postmaster) == "T", lambda: f"a stop, in state {_state_of(postmaster)}")
         yield send_signal(pids_working_in(data), signal.SIGSTOP)
     finally:
         send_signal(pids_working_in(data), signal.SIGCONT)
 
 
-def _wait_until_stopped(pid: int) -> None:
-    deadline = time.monotonic() + 20
-    while (state := Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]) != "T":
-        assert time.monotonic() < deadline, f"process {pid} is in state {state}"
-        time.sleep(0.001)
+def _state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]

@@ -1,7 +1,8 @@
 """Measure how late this machine is, so that a claim about time is not judged by what other programs took.
 
-A process that does nothing but sleep shows what the machine gave: it wakes late by as much as everything else did. A
-virtual machine also reports the time that its host took from each processor.
+A process that hardly does anything but sleep shows what the machine gave: it wakes late by as much as everything else
+did, and its little work takes as much longer. A virtual machine also reports the time that its host took from each
+processor.
 """
 
 from __future__ import annotations
@@ -14,23 +15,39 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-NAP = 0.005
+NAP = 0.02
+WORK = 0.0005
+"""Seconds of processor time that the sleeper uses after each nap, to see what share of a processor it gets."""
+
+SLOW = 6
+"""A machine counts as late by a second if, for a second, it gives a process less than this part of a processor."""
 
 _SLEEPER = f"""
 import select, sys, time
 worst = 0.0
-began = time.monotonic()
+began = since = time.monotonic()
+taken = used = 0.0
 while True:
     asked = select.select([sys.stdin], [], [], {NAP})[0]
     # A question may arrive before this process runs again: then this nap too was late.
     woken = time.monotonic()
     worst = max(worst, woken - began - {NAP})
+    until = time.thread_time() + {WORK}
+    while time.thread_time() < until:
+        pass
     # The next nap begins here, so that no moment lies between two naps.
-    began = woken
+    began = time.monotonic()
+    taken, used = taken + began - woken, used + {WORK}
+    if began - since > 1:
+        worst = max(worst, 1.0 if taken > {SLOW} * used else 0.0)
+        taken, used, since = 0.0, 0.0, began
     if asked:
-        if not sys.stdin.readline():
+        question = sys.stdin.readline()
+        if not question:
             break
         print(worst, flush=True)
+        if question == "again\\n":
+            worst = 0.0
 """
 
 
@@ -79,10 +96,15 @@ def before_long(within: float) -> Iterator[None]:
     It catches a body that waits for something that does not end by itself. Where a shorter wait counts too, another
     test uses `soon`.
     """
+    judging()
     began = time.monotonic()
     yield
     took = time.monotonic() - began
     assert took < within + 8, f"took {took:.2f} s"
+
+
+def judging() -> None:
+    """Do nothing: the first stage notices this call, and refuses a test that judges a duration."""
 
 
 @contextmanager
@@ -93,24 +115,29 @@ def measured() -> Iterator[Callable[[], float]]:
     Enter it before you acquire a lease that has to be renewed: on a busy machine the process takes long to start, and
     an event loop does nothing else until then.
     """
-    sleeper = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _SLEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert sleeper.stdin is not None
-    assert sleeper.stdout is not None
-    asks, hears = sleeper.stdin, sleeper.stdout
-
+    judging()
     host = Host()
+    with Sleeper() as sleeper:
+        yield lambda: sleeper.worst() + host.took()
 
-    def lateness() -> float:
-        asks.write("\n")
-        asks.flush()
-        return float(hears.readline()) + host.took()
 
-    try:
-        lateness()  # it sleeps by now
-        yield lateness
-    finally:
-        with asks, hears:
-            asks.close()
-            sleeper.wait()
+class Sleeper:
+    """A process that hardly does anything but sleep, and says by how many seconds the machine was late."""
+
+    def __enter__(self) -> Sleeper:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _SLEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.worst()  # it sleeps by now
+        return self
+
+    def worst(self, again: bool = False) -> float:
+        """Return by how much it was late at most. With `again`, the next answer counts from now on."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("again\n" if again else "\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()

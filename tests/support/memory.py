@@ -28,6 +28,7 @@ from dblock.errors import ClientClosed
 from dblock.testing import AsyncMemoryClient, Clock, MemoryClient, MemoryDatabase
 from tests.support import memory_recipes
 from tests.support.facade import _AsyncFacade, function_of
+from tests.support.timings import timings_with
 
 STEPS_WITHOUT_END = 100_000
 
@@ -106,11 +107,12 @@ class MemoryClients:
         self._kind = kind
         self._database = database
         self._clients: list[Any] = []
+        self.timings = timings_with()
 
     def __call__(self, where: Any = None, **options: Any) -> Any:
         assert where is None
         kinds = {"sync": MemoryClient, "async": AsyncMemoryClient}
-        client = kinds[self._kind](self._database, **options)
+        client = kinds[self._kind](self._database, **{"timings": self.timings, **options})
         self._clients.append(client)
         return _AsyncFacade(client, self._run) if self._kind == "sync" else client
 

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
-
-PATIENCE = 120.0
-
-
-def eventually(holds: Callable[[], Any], what: str = "it") -> float:
-    """Wait until something holds, and return how long it took."""
-    began = time.monotonic()
-    while not holds():
-        assert time.monotonic() < began + PATIENCE, f"{what} did not happen"
-        time.sleep(0.02)
-    return time.monotonic() - began
 
 
 def outcomes(dsn: str) -> list[str | None]:

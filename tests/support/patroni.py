@@ -26,6 +26,7 @@ import psycopg
 from psycopg import conninfo
 
 from dblock.embedded.processes import pids_working_in
+from tests.support.eventually import eventually
 from tests.support.ports import ReservedPort
 from tests.support.servers import new_folder
 
@@ -345,11 +346,8 @@ def kill_node(node: Node) -> int:
 
 
 def wait_for(what: str, condition: Any, patience: float = PATIENCE) -> None:
-    """Return as soon as the condition is true."""
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {patience:g} s"
-        time.sleep(0.1)
+    """Return as soon as the condition is true, within the time that a cluster may take."""
+    eventually(condition, what, patience)
 
 
 def _patroni() -> str:

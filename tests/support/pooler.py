@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
+from tests.support.eventually import eventually
 from tests.support.orphans import die_with_parent
 from tests.support.ports import ReservedPort
 
@@ -88,15 +88,17 @@ class Pooler:
             preexec_fn=die_with_parent,
             **self._account,
         )
-        deadline = time.monotonic() + 15
-        while True:
+
+        def accepts() -> bool:
             try:
                 psycopg.connect(self.dsn).close()
-                break
             except psycopg.OperationalError:
-                if process.poll() is not None or time.monotonic() > deadline:
+                if process.poll() is not None:
                     raise
-                time.sleep(0.02)
+                return False
+            return True
+
+        eventually(accepts, "a connection goes through the pooler")
 
     def command(self, what: str) -> None:
         """Send the pooler a command over its console."""

@@ -95,7 +95,7 @@ def things(dsn: str, **options: Any) -> Starlette:
 
 
 @contextmanager
-def running_service(dsn: str, patience: float = 5) -> Iterator[str]:
+def running_service(dsn: str, patience: float = 60) -> Iterator[str]:
     """Run the service, and yield its address."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.service", dsn, str(patience)],
@@ -108,7 +108,7 @@ def running_service(dsn: str, patience: float = 5) -> Iterator[str]:
         yield process.stdout.readline().strip()
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
         process.stdout.close()
 
 

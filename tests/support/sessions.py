@@ -12,14 +12,18 @@ No test depends on the length of a sleep: `wait_until_blocked` returns when Post
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
 import psycopg
 
-PATIENCE = 20.0
+from tests.support.eventually import eventually
+
+PATIENCE = 60.0
+
+END_GRACE = "UPDATE dblock.lock_presence SET gone_since = gone_since - grace"
+"""Ends the grace of every presence whose session was found to have ended."""
 
 
 class Session:
@@ -45,16 +49,21 @@ class Session:
 
     def wait_until_blocked(self) -> None:
         """Return as soon as this session waits for a lock that another session holds, or sleeps between attempts."""
-        pid = self.connection.info.backend_pid
+        eventually(self.is_blocked, "the session waits for another session")
+
+    def is_blocked(self) -> bool:
+        """Return whether this session waits for a lock that another session holds, or sleeps between attempts."""
         waits = (
             "SELECT FROM pg_stat_activity WHERE pid = %s AND (wait_event = 'PgSleep' OR pg_blocking_pids(pid) <> '{}')"
         )
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            if self._observer.execute(waits.encode(), [pid]).fetchone() is not None:
-                return
-            time.sleep(0.005)
-        raise AssertionError("the session should wait for another session, but does not")
+        return self._observer.execute(waits.encode(), [self.connection.info.backend_pid]).fetchone() is not None
+
+    def end(self) -> None:
+        """Close this session, and return when the server has ended it and released its advisory locks."""
+        pid = self.connection.info.backend_pid
+        self.close()
+        gone = "SELECT WHERE NOT EXISTS (SELECT FROM pg_stat_get_activity(%s))"
+        eventually(lambda: self._observer.execute(gone.encode(), [pid]).fetchone() is not None, "the end of a session")
 
     def close(self) -> None:
         self.connection.cancel_safe()
@@ -125,11 +134,8 @@ class Sessions:
 
     def wait_until_a_session_waits(self) -> None:
         """Return as soon as any session of this database waits for a lock."""
-        deadline = time.monotonic() + PATIENCE
         waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-        while not self._observer.execute(waiting.encode()).fetchone():
-            assert time.monotonic() < deadline, "a session should wait for a lock, but none does"
-            time.sleep(0.005)
+        eventually(lambda: self._observer.execute(waiting.encode()).fetchone(), "a session waits for a lock")
 
     def __enter__(self) -> Sessions:
         return self

@@ -9,8 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -18,7 +16,7 @@ from unittest import mock
 from dblock import cli
 from tests.support.warm_start import Program
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 NEED_A_PROCESS = {"run", "migrate", "once", "elect", "watch", "demo", "bench", "reaper"}
 """Commands that fork, handle signals or start processes."""
@@ -116,12 +114,3 @@ def ended(process: Any) -> Done:
     out, err = process.communicate(timeout=PATIENCE)
     assert "Traceback" not in (err or ""), err
     return Done(process.returncode, out or "", err or "")
-
-
-def until(holds: Callable[[], Any], what: str = "it") -> Any:
-    """Wait until the condition returns a true value, and return that value."""
-    gives_up = time.monotonic() + PATIENCE
-    while not (found := holds()):
-        assert time.monotonic() < gives_up, f"{what} did not happen"
-        time.sleep(0.01)
-    return found

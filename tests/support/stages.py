@@ -1,84 +1,74 @@
-"""Decide which tests run, how many at the same time, and which of them start first.
+"""Decide which tests run, and how many at the same time. docs/contributing/tests.md says which test belongs where.
 
-The suite has two stages and a third kind of test:
-
-- The first stage is plain `pytest`. It tests once each claim that shows within about two seconds, and takes a few
-  minutes. Several processes share it, because most tests wait for something: each process takes one module at a time.
-- The second stage is `pytest --stage 2`. Its tests have the mark `second_stage`. They repeat a claim with more kinds,
-  seeds or rounds, wait long, or are exact about time. Each of them runs alone, except those with the mark
-  `beside_others`, which judge no duration: three processes share these. In a module with this mark, a test with the
-  mark `alone` still runs alone. The shared tests run first, because a test that runs alone makes the others wait.
-- Tests with the mark `long` take minutes. Only `pytest --long` runs them, after both stages.
+- The first stage is plain `pytest`. Its tests show their claims without the clock of the machine, so that no machine is
+  too slow for them. Several processes share it: each takes one module at a time, the largest modules first.
+- The second stage is `pytest --stage 2`: tests with the mark `second_stage`, for what needs real time, kills or faults,
+  and for more variants of a claim. Several processes share it. A test with the mark `alone` judges a duration, and runs
+  while no other test runs; such tests come last, so that the others do not wait for them.
+- `pytest --nightly` runs everything: also the tests with the mark `nightly`, which repeat a claim or take minutes.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-FIRST = (
-    "test_cluster",
-    "test_run",
-    "test_doctor",
-    "test_conformance",
-    "test_embedded",
-    "test_presence",
-    "test_examples",
-    "test_watch",
-    "test_database",
-    "test_leases",
-    "test_config",
-    "test_user_transaction",
-    "test_outcomes",
-)
-"""The modules that take longest, the longest first: no process should begin one of them at the end."""
-
-
 _TURNS = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--stage", choices=["1", "2", "all"], help="the stage to run: 1 (the default), 2 or all")
-    parser.addoption("--long", action="store_true", help="run both stages, and the tests that take minutes")
+    parser.addoption("--nightly", action="store_true", help="run both stages, and the tests that take minutes")
+    parser.addoption("--order", type=int, metavar="SEED", help="run modules and tests in a random order")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "second_stage: repeats, waits long or is exact about time; runs with --stage 2")
-    config.addinivalue_line("markers", "beside_others: judges no duration; runs beside other tests of the second stage")
-    config.addinivalue_line("markers", "alone: judges a duration, in a module that otherwise runs beside others")
-    config.addinivalue_line("markers", "needs_presence: is skipped where clients have no presence (behind a NAT)")
-    config.addinivalue_line("markers", "long: takes minutes; runs only with --long")
+    config.addinivalue_line("markers", "second_stage: needs real time, kills or faults; runs with --stage 2")
+    config.addinivalue_line("markers", "alone: judges a duration; no other test of the second stage runs beside it")
+    config.addinivalue_line("markers", "nightly: repeats a claim or takes minutes; runs only with --nightly")
+
+
+def stage_of(item: pytest.Item) -> str:
+    """Return where a test runs: in stage 1 or 2, or in the nightly run only."""
+    if item.get_closest_marker("nightly"):
+        return "nightly"
+    if item.get_closest_marker("second_stage") and not uses_injected_clock(item):
+        return "2"
+    return "1"
+
+
+def uses_injected_clock(item: pytest.Item) -> bool:
+    """Return whether a module runs tests of other modules without real time, and so needs none of their marks."""
+    return bool(getattr(getattr(item, "module", None), "INJECTED_CLOCK", False))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Use several processes for a whole stage, and one for everything else."""
     if config.args_source is not config.ArgsSource.TESTPATHS or config.option.keyword:
         return 0
-    return {"1": 2 * (os.cpu_count() or 1), "2": 3}.get(_stage(config), 0)
+    return 0 if _stage(config) == "all" else 2 * (os.cpu_count() or 1)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """In the second stage, let a test that measures time run while no other test runs."""
+def turn_of(item: pytest.Item) -> AbstractContextManager[None]:
+    """In the second stage, let a test that judges a duration run while no other test runs."""
     worker = getattr(item.config, "workerinput", None)
-    if worker is None or _stage(item.config) != "2":
-        return (yield)
-    with turn(Path(worker["turns"]), shares_the_machine(item)):
-        return (yield)
+    return nullcontext() if worker is None else turn(Path(worker["turns"]), shares_the_machine(item))
 
 
 def shares_the_machine(item: pytest.Item) -> bool:
     """Return whether a test of the second stage runs beside others."""
-    return bool(item.get_closest_marker("beside_others")) and not item.get_closest_marker("alone")
+    return item.get_closest_marker("alone") is None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -129,11 +119,10 @@ def turn(folder: Path, shared: bool) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    stage, long = _stage(config), bool(config.getoption("--long"))
-    runs = [item for item in items if _is_wanted(item, stage, long)]
-    config.hook.pytest_deselected(items=[item for item in items if not _is_wanted(item, stage, long)])
-    order = {name: number for number, name in enumerate(FIRST)}
-    items[:] = sorted(runs, key=lambda item: order.get(item.path.stem, len(order)))
+    stage, nightly = _stage(config), bool(config.getoption("--nightly"))
+    runs = [item for item in items if _is_wanted(item, stage, nightly)]
+    config.hook.pytest_deselected(items=[item for item in items if not _is_wanted(item, stage, nightly)])
+    items[:] = _ordered(runs, config.getoption("--order"))
     worker = getattr(config, "workerinput", None)
     if worker is not None and stage == "2":
         items.sort(key=lambda item: not shares_the_machine(item))
@@ -141,28 +130,39 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (Path(worker["turns"]) / "alone").write_text("\n".join(alone))
 
 
+def _ordered(items: list[pytest.Item], seed: int | None) -> list[pytest.Item]:
+    """Begin with the modules that have most tests on a database, so that no process begins a large one at the end.
+
+    With a seed, the order of the modules is random, and so is the order of the tests in a module.
+    """
+    if seed is None:
+        sizes = Counter(item.path for item in items if "server" in getattr(item, "fixturenames", ()))
+        return sorted(items, key=lambda item: -sizes[item.path])
+
+    # The same order in every process, and one that does not change with what other modules hold.
+    def place(text: str) -> str:
+        return hashlib.sha256(f"{seed}:{text}".encode()).hexdigest()
+
+    return sorted(items, key=lambda item: (place(str(item.path)), place(item.nodeid)))
+
+
 def _stage(config: pytest.Config) -> str:
-    if config.getoption("--long"):
+    if config.getoption("--nightly"):
         return "all"
     # A test that was named runs, whatever its stage.
     named = any("::" in argument for argument in config.args)
     return str(config.getoption("--stage") or ("all" if named else "1"))
 
 
-def _is_wanted(item: pytest.Item, stage: str, long: bool) -> bool:
-    if item.get_closest_marker("long"):
-        return long
-    return stage in ("all", "2" if item.get_closest_marker("second_stage") else "1")
+def _is_wanted(item: pytest.Item, stage: str, nightly: bool) -> bool:
+    where = stage_of(item)
+    return nightly if where == "nightly" else stage in ("all", where)
 
 
 def first(number: int, values: Iterable[Any]) -> list[Any]:
-    """Return the values for a parametrization, of which all but the first few are for the second stage.
-
-    The first ones run beside other tests, in the first stage, and so the later ones may too.
-    """
+    """Return the values for a parametrization, of which all but the first few are for the second stage."""
     values = list(values)
-    marks = [pytest.mark.second_stage, *([pytest.mark.beside_others] if number else [])]
-    return [*values[:number], *(pytest.param(value, marks=marks) for value in values[number:])]
+    return [*values[:number], *(pytest.param(value, marks=pytest.mark.second_stage) for value in values[number:])]
 
 
 sync_first = pytest.mark.parametrize("clients", first(1, ["sync", "async"]), indirect=True)
@@ -180,6 +180,6 @@ def lengths(medium: int) -> pytest.MarkDecorator:
             pytest.param(5, 20, id="short"),
             # To reduce a run that fails takes far longer than to find it.
             pytest.param(medium, 40, id="medium", marks=[pytest.mark.second_stage, pytest.mark.timeout(600)]),
-            pytest.param(400, 60, id="long", marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
+            pytest.param(400, 60, id="long", marks=[pytest.mark.nightly, pytest.mark.timeout(1800)]),
         ],
     )

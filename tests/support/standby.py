@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from dblock.embedded import Server
 from dblock.embedded.account import account_for
 from dblock.embedded.binaries import find
+from tests.support.eventually import eventually
 from tests.support.servers import new_folder
 
 PATIENCE = 30.0
@@ -67,25 +67,20 @@ def recover_to(copy: Server, lsn: str, wal: Path) -> None:
     account_for(copy.data).own(signal)
     copy.start()
     with psycopg.connect(copy.url, autocommit=True) as connection:
-        deadline = time.monotonic() + PATIENCE
-        while connection.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
-            assert time.monotonic() < deadline, "the recovery did not end"
-            time.sleep(0.05)
+        recovers = "SELECT pg_is_in_recovery()"
+        eventually(lambda: connection.execute(recovers).fetchone() == (False,), "the end of the recovery")
 
 
 def wait_until_caught_up(primary: Server, standby: Server) -> None:
     """Wait until the standby has replayed all WAL that the primary has written so far."""
-    with psycopg.connect(primary.url, autocommit=True) as leading, psycopg.connect(standby.url) as following:
+    with (
+        psycopg.connect(primary.url, autocommit=True) as leading,
+        psycopg.connect(standby.url, autocommit=True) as following,
+    ):
         row = leading.execute("SELECT pg_current_wal_flush_lsn()").fetchone()
         assert row is not None
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            done = following.execute("SELECT pg_last_wal_replay_lsn() >= %s", row).fetchone()
-            following.rollback()
-            if done == (True,):
-                return
-            time.sleep(0.01)
-    raise AssertionError("the standby did not catch up")
+        replayed = "SELECT pg_last_wal_replay_lsn() >= %s"
+        eventually(lambda: following.execute(replayed, row).fetchone() == (True,), "the standby has caught up")
 
 
 def promote(standby: Server) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from tests.support.databases import SHIPPED
+
 _CLOCK = """
     CREATE FUNCTION dblock.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE
     AS $$ SELECT to_timestamp(current_setting('simulated.now')::float8) $$
@@ -23,6 +25,7 @@ class SteeredCalls:
     def __init__(self, dsn: str) -> None:
         self.connection = psycopg.connect(dsn, autocommit=True)
         self.connection.execute(_CLOCK)
+        self.connection.execute(SHIPPED.encode())
         found = self.connection.execute(
             "SELECT oid::regprocedure::text FROM pg_proc"
             " WHERE pronamespace = 'dblock'::regnamespace AND proconfig IS NOT NULL"

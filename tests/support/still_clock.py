@@ -1,7 +1,7 @@
 """A clock of the database that stands still until a test moves it.
 
 Every function of dblock reads this clock, in all sessions of the database, so that a test names the moments at which
-something is due.
+something is due. A transaction with an older snapshot reads the same time as all others.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ class StillClock:
 
     def __init__(self, dsn: str, now: datetime) -> None:
         self._connection = psycopg.connect(dsn, autocommit=True)
-        self._connection.execute("CREATE TABLE public.still_clock (now timestamptz NOT NULL)")
-        self._connection.execute("INSERT INTO public.still_clock VALUES (%s)", [now])
+        # A sequence belongs to no transaction.
+        self._connection.execute("CREATE SEQUENCE public.still_clock")
         self._connection.execute(
             "CREATE FUNCTION dblock.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE SECURITY DEFINER"
-            " AS $$ SELECT now FROM public.still_clock $$"
+            " AS $$ SELECT timestamptz 'epoch' + last_value * interval '1 microsecond' FROM public.still_clock $$"
         )
+        self.set(now)
+        self.govern()
+
+    def govern(self) -> None:
+        """Let every function of dblock read this clock, also those that were replaced since."""
         found = self._connection.execute(
             "SELECT oid::regprocedure::text FROM pg_proc"
             " WHERE pronamespace = 'dblock'::regnamespace AND proconfig IS NOT NULL"
@@ -30,12 +35,12 @@ class StillClock:
         for (function,) in found:
             change = sql.SQL("ALTER FUNCTION {} SET search_path = dblock, pg_catalog, pg_temp")
             self._connection.execute(change.format(sql.SQL(function)))
-        self.now = now
 
     def set(self, now: datetime) -> None:
         """Set the clock."""
         self.now = now
-        self._connection.execute("UPDATE public.still_clock SET now = %s", [now])
+        microseconds = (now - EPOCH) // timedelta(microseconds=1)
+        self._connection.execute("SELECT setval('public.still_clock', %s)", [microseconds])
 
     def at(self, text: str) -> None:
         """Set the clock to a time of the day of NOON, in UTC: `12:00` or `12:00:00.5`."""
@@ -49,4 +54,5 @@ class StillClock:
         self._connection.close()
 
 
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 NOON = datetime(2026, 11, 16, 12, 0, tzinfo=timezone.utc)

@@ -8,12 +8,13 @@ import pty
 import struct
 import termios
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Any
 
 import pyte
 
+from tests.support.eventually import eventually
 from tests.support.warm_start import Program
 
 PATIENCE = 30.0
@@ -63,29 +64,23 @@ class Terminal:
 
     def wait_for(self, text: str) -> str:
         """Return the screen as soon as it shows this text."""
-        gives_up = time.monotonic() + PATIENCE
-        while text not in (seen := self.text):
-            assert time.monotonic() < gives_up, f"{text!r} did not appear; the screen:\n{seen}"
-            time.sleep(0.02)
-        return seen
+        (seen,) = self._eventually(lambda: text in (seen := self.text) and (seen,), f"{text!r} appears")
+        return str(seen)
 
     def wait_while(self, text: str) -> str:
         """Return the screen as soon as it no longer shows this text."""
-        gives_up = time.monotonic() + PATIENCE
-        while text in (seen := self.text):
-            assert time.monotonic() < gives_up, f"{text!r} did not disappear; the screen:\n{seen}"
-            time.sleep(0.02)
-        return seen
+        (seen,) = self._eventually(lambda: text not in (seen := self.text) and (seen,), f"{text!r} disappears")
+        return str(seen)
 
     def wait_for_job(self) -> None:
         """Return as soon as the shell has put a job in the foreground, with the terminal's modes for lines of input.
 
         What is typed earlier is the shell's own input: it is not shown, and its Enter ends no line of the job's input.
         """
-        gives_up = time.monotonic() + PATIENCE
-        while os.tcgetpgrp(self._master) == self.pid or not termios.tcgetattr(self._master)[3] & termios.ICANON:
-            assert time.monotonic() < gives_up, f"no job came to the foreground; the screen:\n{self.text}"
-            time.sleep(0.01)
+        self._eventually(
+            lambda: os.tcgetpgrp(self._master) != self.pid and termios.tcgetattr(self._master)[3] & termios.ICANON,
+            "a job is in the foreground",
+        )
 
     def resize(self, columns: int, rows: int) -> None:
         """Change the size of the window."""
@@ -99,12 +94,12 @@ class Terminal:
 
     def ended(self) -> int:
         """Wait for the command's end, and return its exit code."""
-        gives_up = time.monotonic() + PATIENCE
-        while (code := self._process.poll()) is None:
-            assert time.monotonic() < gives_up, f"the command did not end; the screen:\n{self.text}"
-            time.sleep(0.01)
+        self._eventually(lambda: self._process.poll() is not None, "the command ends")
         self._reader.join(5)
-        return code
+        return self._process.wait()
+
+    def _eventually(self, holds: Callable[[], Any], what: str) -> Any:
+        return eventually(holds, lambda: f"{what}; the screen:\n{self.text}")
 
     def _read(self) -> None:
         while True:

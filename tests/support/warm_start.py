@@ -35,6 +35,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from tests.support import isolation
+
 IMPORTED = (
     "psycopg",
     "dblock.async_client",
@@ -178,7 +180,8 @@ class _Server:
 
 @functools.cache
 def _server() -> _Server:
-    return _Server()
+    with isolation.kept():
+        return _Server()
 
 
 def serve() -> CodeType:

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from dblock._core.acquire import LEAST_PATIENCE, LockFlows
-from dblock._core.effects import GIVE_UP_WITHIN, Call, Flow, JoinQueue, Sleep, Wait
+from dblock._core.acquire import LockFlows
+from dblock._core.effects import Call, Flow, JoinQueue, Sleep, Wait
 from dblock._core.options import Seconds, brief, check_name, check_seconds, quoted
 from dblock._core.outage import Outage
 from dblock.errors import DatabaseError, InvalidArgument, NotWritable, Unavailable
@@ -23,9 +23,6 @@ MOST_COUNTS = 1_000_000_000
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds between two requests to a database that is away. The pause doubles each time."""
-
-RETRY_FOR = 30.0
-"""Seconds for which a count is sent again to a database that is away."""
 
 AWAY = (Unavailable, NotWritable)
 """The errors of an outage or a failover, in which the request may have been executed."""
@@ -102,7 +99,7 @@ class WaitingFlows:
             while True:
                 waiter.ticket_redeemed()
                 try:
-                    reply = yield from ask(attempt, max(give_up_at - flows.clock(), LEAST_PATIENCE))
+                    reply = yield from ask(attempt, max(give_up_at - flows.clock(), flows.timings.least_patience))
                 except AWAY as error:
                     outage.failed("%s %r: the database does not reply, asking again: %s", self.kind, self._name, error)
                     wait, pause = flows.uniform(pause / 2, pause), min(pause * 2, LONGEST_PAUSE)
@@ -140,7 +137,7 @@ class WaitingFlows:
     def _wake(self) -> Flow[None]:
         """Wake the waiters whose wait is over. They find out by themselves if this fails."""
         with contextlib.suppress(DatabaseError):
-            yield Call(self._wake_waiters, (self.kind, self._name), within=GIVE_UP_WITHIN)
+            yield Call(self._wake_waiters, (self.kind, self._name), within=self._flows.timings.give_up_within)
 
 
 class BarrierFlows(WaitingFlows):
@@ -210,7 +207,7 @@ class LatchFlows(WaitingFlows):
                 f"Latch {brief(self._name)} is counted down by 1 to {MOST_COUNTS} at a time; got {brief(by)}."
             )
         flows = self._flows
-        give_up_at = flows.clock() + RETRY_FOR
+        give_up_at = flows.clock() + flows.timings.count_retry_for
         pause, statement = FIRST_PAUSE, self._count_down
         while True:
             try:

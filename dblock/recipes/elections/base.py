@@ -109,7 +109,7 @@ class ElectionBase(Generic[TermT]):
         if self._campaigning.locked():
             raise self._busy()
         flows = self._runtime.flows
-        return keep_campaigning(self.name, lambda: self._stopping, flows.clock, flows.uniform)
+        return keep_campaigning(self.name, lambda: self._stopping, flows.clock, flows.uniform, flows.timings)
 
     def _outcome(self, term: TermT, error: BaseException) -> Outcome:
         """Return how a body has ended that raised this error."""

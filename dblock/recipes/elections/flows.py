@@ -10,7 +10,7 @@ import math
 from typing import Any, NamedTuple
 
 from dblock._core.acquire import LockFlows
-from dblock._core.effects import GIVE_UP_WITHIN, Call, Flow, Sleep
+from dblock._core.effects import Call, Flow, Sleep
 from dblock._core.options import Seconds, check_timeout, encode_meta, quoted
 from dblock._core.outage import Outage
 from dblock._core.replies import array, decoded, moment
@@ -26,12 +26,6 @@ from dblock.errors import (
     UnsuitableServer,
 )
 from dblock.recipes.elections.records import PREFIX, STEPPED_BACK, ElectionOptions, Leader, Vacancy, events
-
-OBSERVE_INTERVAL = 0.25
-"""Seconds between two looks at the log. A beginning commits durably, and a durable commit must not notify."""
-
-LONGEST_PAUSE = 5.0
-"""Seconds between two attempts of an observer to reach a database that is away."""
 
 MOST_TERMS = 1000
 """How many terms one call returns at most."""
@@ -113,7 +107,7 @@ class ElectionFlows:
                 if lease is not None:
                     yield Abandon(lease)
                 with contextlib.suppress(DblockError):
-                    yield Call(self._leave, (self._name, attempt), within=GIVE_UP_WITHIN)
+                    yield Call(self._leave, (self._name, attempt), within=flows.timings.give_up_within)
                 raise
             if decision == "lead" and lease.remaining():
                 return lease
@@ -167,10 +161,11 @@ class ElectionFlows:
         flows = self._flows
         give_up_at = math.inf if timeout is None else flows.clock() + timeout
         outage = Outage(f"observer: the log of election {self._name!r} can be read again")
-        pause = OBSERVE_INTERVAL
+        interval = flows.timings.observe_interval
+        pause = interval
         while True:
             problem: DatabaseError | None = None
-            wait = OBSERVE_INTERVAL
+            wait = interval
             since = None if position.token is None else str(position.token)
             args = (self._name, since, "f" if position.is_open else "t", str(MOST_TERMS))
             try:
@@ -181,10 +176,10 @@ class ElectionFlows:
                 problem = error
                 outage.failed("observer: the log of election %r cannot be read, retrying: %s", self._name, error)
                 wait = flows.uniform(pause / 2, pause)
-                pause = min(pause * 2, LONGEST_PAUSE)
+                pause = min(pause * 2, flows.timings.longest_election_pause)
             else:
                 outage.worked()
-                pause = OBSERVE_INTERVAL
+                pause = interval
                 if forgotten == "t":
                     raise TermsForgotten(self._name, position.token or 0)
                 found = events(self._name, terms, position.token, position.is_open)

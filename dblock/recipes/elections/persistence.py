@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 from dblock._core.effects import Flow
 from dblock._core.outage import Outage
+from dblock._core.timings import Timings
 from dblock.errors import ClientClosed, DblockError
 
 logger = logging.getLogger("dblock")
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
+FIRST_PAUSE = 0.05
 """Seconds before the next campaign after one that failed. The pause doubles each time."""
 
 FAILURES, WITHIN = 3, 10.0
@@ -63,7 +64,11 @@ class Outcome(NamedTuple):
 
 
 def keep_campaigning(
-    name: str, stopped: Callable[[], bool], clock: Callable[[], float], uniform: Callable[[float, float], float]
+    name: str,
+    stopped: Callable[[], bool],
+    clock: Callable[[], float],
+    uniform: Callable[[float, float], float],
+    timings: Timings,
 ) -> Flow[Any]:
     """Campaign again after every loss and error. The result is what a body has returned by itself."""
     outage = Outage(f"election {name!r}: the candidate can campaign again")
@@ -78,7 +83,7 @@ def keep_campaigning(
         except DblockError as error:
             outage.failed("election %r: the campaign failed, the candidate retries: %s", name, error)
             yield Pause(uniform(pause / 2, pause))
-            pause = min(pause * 2, LONGEST_PAUSE)
+            pause = min(pause * 2, timings.longest_election_pause)
             continue
         outage.worked()
         pause = FIRST_PAUSE

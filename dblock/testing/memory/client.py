@@ -22,6 +22,7 @@ from dblock.testing.memory.runtime import AsyncMemoryRuntime, MemoryRuntime
 
 if TYPE_CHECKING:
     from dblock._core.observation import Observer
+    from dblock._core.timings import Timings
     from dblock.recipes.schedules.schedule import Schedule
     from dblock.testing.memory.schedules import Host
 
@@ -41,11 +42,12 @@ class _MemoryClient:
         pool_size: int = 4,
         patience: Seconds = 5.0,
         presence: Seconds | None = None,
+        timings: Timings | None = None,
     ) -> None:
         """Use a database in memory, by default a new one on this clock, which by default is a new one too.
 
-        `holder` and `observers` are those of a real client. The other options are accepted and have no effect: there
-        is no connection to pool, no reply to wait for, and no process that could die.
+        `holder`, `observers` and `timings` are those of a real client. The other options are accepted and have no
+        effect: there is no connection to pool, no reply to wait for, and no process that could die.
         """
         if database is None:
             database = MemoryDatabase(clock)
@@ -61,6 +63,7 @@ class _MemoryClient:
             name if isinstance(name, str) else name(),  # the child of a fork has a database of its own
             MemoryClientClock(database.clock),
             fences=DEFAULT_FENCES,
+            timings=timings,
         )
         observe(flows, observers)
         self._runtime = self._make(database, flows)

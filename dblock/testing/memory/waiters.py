@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dblock._core.effects import drive
-from dblock._core.waiters import HEARTBEAT_INTERVAL, LocalWaiter, LocalWaiters
+from dblock._core.waiters import LocalWaiter, LocalWaiters
 from dblock.testing.clock import MOST_PARTS, wait_and_clear, waits_forever
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class MemoryListener:
         """Give up deferred attempts in a moment, and again each second while that fails."""
         if not self._cleaning and self.waiters.cleanup_due_at() < math.inf:
             self._cleaning = True
-            self._runtime.clock.call_later(HEARTBEAT_INTERVAL, self._clean)
+            self._runtime.clock.call_later(self._runtime.flows.timings.heartbeat_interval, self._clean)
 
     def _clean(self) -> None:
         self._cleaning = False

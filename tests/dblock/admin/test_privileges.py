@@ -126,7 +126,7 @@ def test_concurrent_grants_lose_nothing(dsn: str, role: str, sessions: Sessions)
     second.start()
     sessions.wait_until_a_session_waits()
     first.do("COMMIT")
-    second.join(10)
+    second.join(60)
     assert may_call(dsn, role) == functions("lock", "see")
 
 

@@ -17,13 +17,14 @@ from dblock.admin import probe as probing
 from dblock.admin import schema
 from dblock.admin.probe import BEHAVIOURS, Outcome, behaviours, probe, session_pair
 from tests.support.emulator import EmulatingPooler
+from tests.support.eventually import eventually
 from tests.support.pooler import needs_pgbouncer, pooled
 from tests.support.pretender import ADVISORY, NO_TIMELINE, pretend
 from tests.support.proxy import Proxy
 from tests.support.shell import Shell
 from tests.support.stages import first
 
-pytestmark = pytest.mark.needs_presence  # each behaviour holds only over a direct connection
+pytestmark = pytest.mark.usefixtures("needs_presence")  # each behaviour holds only over a direct connection
 
 REWRITES = {
     "row-lock": (b" FOR UPDATE", b"           "),
@@ -60,7 +61,16 @@ def _needs_a_superuser(bare_dsn: str) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a probe wait for a server that stands still."""
+    monkeypatch.setattr(behaviours, "ARRIVES_WITHIN", 60.0)
+    monkeypatch.setattr(session_pair, "SECOND_WITHIN", 60.0)
+    monkeypatch.setattr(session_pair, "BEGIN", session_pair.BEGIN.replace("TO 5000", "TO 60000"))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, _patient: None) -> None:
+    """Let a probe find soon that something does not arrive."""
     monkeypatch.setattr(behaviours, "ARRIVES_WITHIN", 0.2)
 
 
@@ -78,9 +88,7 @@ def left(dsn: str) -> object:
         " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
     )
     with psycopg.connect(dsn, autocommit=True) as connection:
-        deadline = time.monotonic() + 10
-        while connection.execute(advisory).fetchone() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        eventually(lambda: not connection.execute(advisory).fetchone(), "the end of the sessions")
         return connection.execute(
             "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'dblock%'"
             " UNION ALL SELECT relname FROM pg_class WHERE relname LIKE 'dblock_probe%'"
@@ -88,6 +96,8 @@ def left(dsn: str) -> object:
         ).fetchall()
 
 
+@pytest.mark.second_stage
+@pytest.mark.alone
 def test_postgres_behaves_and_keeps_nothing(bare_dsn: str) -> None:
     target = resolve(bare_dsn)
     probe(target)  # the first one also loads what it needs
@@ -101,7 +111,11 @@ def test_postgres_behaves_and_keeps_nothing(bare_dsn: str) -> None:
 
 
 @pytest.mark.parametrize("behaviour", first(8, [one.id for one in BEHAVIOURS]))
-def test_missing_behaviour_is_found_alone(bare_dsn: str, tmp_path: Path, behaviour: str) -> None:
+def test_missing_behaviour_is_found_alone(
+    request: pytest.FixtureRequest, bare_dsn: str, tmp_path: Path, behaviour: str
+) -> None:
+    if behaviour in ("session-end", "notification"):
+        request.getfixturevalue("quick")
     if behaviour in PRETENDERS:
         pretend(bare_dsn, PRETENDERS[behaviour])
         outcomes = probe(resolve(bare_dsn))
@@ -152,7 +166,7 @@ def test_advisory_functions_that_are_missing_are_named(bare_dsn: str) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
+@pytest.mark.usefixtures("quick")
 def test_install_goes_ahead_without_notifications(bare_dsn: str, caplog: pytest.LogCaptureFixture) -> None:
     pretend(bare_dsn, PRETENDERS["notification"])
     assert schema.install(bare_dsn) is None
@@ -162,7 +176,6 @@ def test_install_goes_ahead_without_notifications(bare_dsn: str, caplog: pytest.
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_server_without_wal_of_its_own_needs_no_timeline(bare_dsn: str, caplog: pytest.LogCaptureFixture) -> None:
     """Such a server refuses pg_current_wal_lsn(). Tokens follow its clock and its start instead."""
     pretend(bare_dsn, dict(NO_TIMELINE))
@@ -185,7 +198,6 @@ def test_pooler_hides_what_outlasts_a_transaction(bare_dsn: str) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_role_that_may_create_no_schema_needs_only_its_own(bare_dsn: str, role: str) -> None:
     with psycopg.connect(bare_dsn, autocommit=True) as admin:
         admin.execute(sql.SQL("CREATE SCHEMA dblock AUTHORIZATION {}").format(sql.Identifier(role)))

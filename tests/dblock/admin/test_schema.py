@@ -24,8 +24,6 @@ from tests.support import warm_start
 from tests.support.sessions import Sessions
 from tests.support.stages import first
 
-pytestmark = pytest.mark.beside_others
-
 CATALOG = """
     SELECT 'function', p.proname, pg_get_functiondef(p.oid), p.proacl::text FROM pg_proc AS p
     WHERE p.pronamespace = 'dblock'::regnamespace
@@ -108,7 +106,6 @@ def test_reinstall_gives_the_same_schema(bare_dsn: str) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_printed_statements_create_the_same_schema(bare_dsn: str, dsn: str) -> None:
     with psycopg.connect(bare_dsn, autocommit=True) as dba:
         dba.execute(schema.ddl().encode())
@@ -127,7 +124,6 @@ def test_concurrent_installs_succeed(bare_dsn: str, number: int) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_install_succeeds_if_another_one_commits_before_it_creates_the_schema(
     bare_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,7 +186,6 @@ def test_schema_with_other_objects_is_refused(bare_dsn: str) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_empty_schema_created_by_a_dba_is_used(bare_dsn: str, role: str) -> None:
     """The installing role then needs no privilege to create schemas."""
     with psycopg.connect(bare_dsn, autocommit=True) as dba:
@@ -218,7 +213,6 @@ def test_schema_open_to_another_role_is_refused(bare_dsn: str, role: str, made: 
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_default_privileges_open_no_table_to_a_granted_role(bare_dsn: str, role: str) -> None:
     with psycopg.connect(bare_dsn, autocommit=True) as dba:
         for kind in ("SCHEMAS", "TABLES", "SEQUENCES", "FUNCTIONS"):
@@ -285,7 +279,6 @@ def test_role_without_the_privilege_to_install_is_denied(bare_dsn: str, role: st
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_version_table_of_the_application_stays_untouched(bare_dsn: str) -> None:
     with psycopg.connect(bare_dsn, autocommit=True) as application:
         application.execute("CREATE TABLE alembic_version (version_num text); INSERT INTO alembic_version VALUES ('x')")
@@ -380,7 +373,6 @@ def test_command_line_prints_statements_without_a_database(capsys: pytest.Captur
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_closed_output_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m dblock install --sql | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
@@ -397,9 +389,10 @@ def test_uninstall_returns_the_highest_token_of_concurrent_grants(dsn: str, sess
         sessions.wait_until_a_session_waits()
         (second,) = granting.do("SELECT token FROM try_acquire('b')")
         granting.do("COMMIT")
-        assert removing.result(20) == second
+        assert removing.result(60) == second
 
 
+@pytest.mark.second_stage
 def test_invalid_dsn_is_an_error_without_a_traceback() -> None:
     for code, arguments in (
         (2, ["install", "--dsn", "postgresql//u:hunter2@h"]),
@@ -414,7 +407,6 @@ def test_invalid_dsn_is_an_error_without_a_traceback() -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_grant_to_the_owner_takes_nothing_away(bare_dsn: str, role: str) -> None:
     with psycopg.connect(bare_dsn, autocommit=True) as dba:
         dba.execute(sql.SQL("CREATE SCHEMA dblock AUTHORIZATION {}").format(sql.Identifier(role)))
@@ -435,7 +427,6 @@ def test_install_creates_missing_functions(dsn: str, owner: psycopg.Connection) 
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_functions_repaired_by_a_superuser_belong_to_the_schema_owner(
     bare_dsn: str, role: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

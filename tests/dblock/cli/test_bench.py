@@ -13,8 +13,9 @@ from psycopg import conninfo
 from dblock.admin import schema
 from dblock.cli.bench.command import buckets
 from dblock.cli.bench.measure import FEWEST_SAMPLES, Timing
+from tests.support.eventually import eventually
 from tests.support.proxy import Proxy
-from tests.support.shell import Shell, ended, until
+from tests.support.shell import Shell, ended
 from tests.support.stages import first
 from tests.support.terminal import Terminal
 
@@ -77,7 +78,6 @@ def test_figures_are_printed_as_a_table_and_a_histogram(shell: Shell, dsn: str) 
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_terminal_shows_the_progress(shell: Shell) -> None:
     with Terminal(shell.command("bench", "--seconds", "1"), columns=70, rows=60) as terminal:
         assert terminal.ended() == 0
@@ -96,11 +96,10 @@ def test_invalid_options_are_refused(shell: Shell, wrong: list[str]) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 @pytest.mark.parametrize("phase", first(0, ["shared", "alone"]))
 def test_interrupted_bench_holds_nothing(shell: Shell, dsn: str, phase: str) -> None:
     process = shell.start("bench", "--seconds", "8" if phase == "alone" else "3")
-    until(lambda: [name for name, _ in locks(dsn) if name.endswith(phase)], "the lock")
+    eventually(lambda: [name for name, _ in locks(dsn) if name.endswith(phase)], "the lock")
     process.send_signal(signal.SIGINT)
     done = ended(process)
     assert (done.code, done.err) == (130, "dblock: interrupted\n")
@@ -113,7 +112,7 @@ def test_interrupted_bench_holds_nothing(shell: Shell, dsn: str, phase: str) -> 
 def test_database_that_goes_away_is_exit_code_69(shell: Shell, dsn: str, phase: str) -> None:
     with Proxy(dsn) as proxy:
         process = shell.start("bench", "--seconds", "3", dsn=proxy.dsn)
-        until(lambda: not phase or [name for name, _ in locks(dsn) if name.endswith(phase)], "the lock")
+        eventually(lambda: not phase or [name for name, _ in locks(dsn) if name.endswith(phase)], "the lock")
         proxy.close()
         done = ended(process)
     assert done.code == 69

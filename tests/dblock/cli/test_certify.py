@@ -18,16 +18,15 @@ from dblock.admin.probe import BEHAVIOURS
 from dblock.cli.certify import certificate, trials
 from dblock.cli.certify.certificate import GUARANTEES, Certificate, certify
 from dblock.cli.certify.stage import schema_for_trials
+from tests.support.eventually import eventually
 from tests.support.machine import measured
 from tests.support.pooler import needs_pgbouncer, pooled
 from tests.support.pretender import ADVISORY, pretend
 from tests.support.proxy import Proxy
 from tests.support.servers import private_server
-from tests.support.shell import Shell, ended, until
+from tests.support.shell import Shell, ended
 from tests.support.standby import standby_of, wait_until_caught_up
 from tests.support.terminal import Terminal
-
-pytestmark = pytest.mark.beside_others
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def left(dsn: str) -> list[Any]:
 
 
 @pytest.mark.second_stage
-@pytest.mark.needs_presence
+@pytest.mark.usefixtures("needs_presence")
 @pytest.mark.usefixtures("_short")
 def test_certificate_says_what_holds_with_figures(shell: Shell, bare_dsn: str) -> None:
     done = shell.run("certify", "--dsn", bare_dsn, "--json")
@@ -121,7 +120,7 @@ BROKEN = {
 """The statements that break each guarantee."""
 
 
-@pytest.mark.needs_presence
+@pytest.mark.usefixtures("needs_presence")
 @pytest.mark.usefixtures("_short", "_short_ttl")
 @pytest.mark.second_stage
 @pytest.mark.parametrize("guarantee", list(BROKEN))
@@ -199,7 +198,7 @@ def test_terminal_shows_what_is_tried(shell: Shell, bare_dsn: str) -> None:
 @pytest.mark.second_stage
 def test_ctrl_c_removes_the_schema(shell: Shell, bare_dsn: str) -> None:
     running = shell.start("certify", dsn=bare_dsn)
-    until(lambda: any("certify" in str(name) for name in left(bare_dsn)), "the schema of the trials")
+    eventually(lambda: any("certify" in str(name) for name in left(bare_dsn)), "the schema of the trials")
     running.send_signal(signal.SIGINT)
     done = ended(running)
     assert done.code == 130, done.err

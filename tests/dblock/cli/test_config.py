@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from dblock.cli import config
 from tests.support import warm_start
 from tests.support.shell import Shell, ended
 from tests.support.stages import first
-
-pytestmark = pytest.mark.beside_others
 
 COMMANDS = [
     "run", "once", "schedules", "barriers", "ls", "show", "history", "waiters", "graph", "watch", "force-release",
@@ -136,6 +133,7 @@ def test_invalid_command_line_is_exit_code_2(bare: Shell, arguments: list[str], 
     assert says in done.out + done.err
 
 
+@pytest.mark.second_stage
 def test_value_that_the_library_refuses_is_exit_code_2(shell: Shell, role: str) -> None:
     for arguments in (["ls", "--schema", ""], ["grant", "ghost"], ["reaper", "--once", "--idle", "-1"]):
         assert shell.run(*arguments).code == 2, arguments
@@ -153,6 +151,7 @@ def test_invalid_command_line_is_reported_in_json(bare: Shell) -> None:
     assert "nope" in told["error"]
 
 
+@pytest.mark.second_stage
 def test_debug_prints_a_traceback_without_the_password(bare: Shell) -> None:
     process = bare.start("ls", "--debug", "--dsn", "host=127.0.0.1 port=1 user=x password=hunter2")
     _, err = process.communicate(timeout=30)
@@ -213,6 +212,7 @@ def test_completion_offers_commands_options_and_lock_names(dsn: str, client: dbl
     assert completed("show inv", "host=127.0.0.1 port=1", tmp_path) == [], "no names from an unreachable database"
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize(
     "arguments", first(1, [["install"], ["status"], ["grant", "x"], ["token", "show"], ["uninstall", "--yes"]])
 )
@@ -222,8 +222,8 @@ def test_ctrl_c_is_reported_in_one_line(bare: Shell, arguments: list[str]) -> No
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         process = bare.start(*arguments, dsn=f"host=127.0.0.1 port={silent.getsockname()[1]} user=x dbname=x")
-        with silent.accept()[0]:
-            time.sleep(0.2)
+        with silent.accept()[0] as connection:
+            assert connection.recv(1), "the command has sent its first message, and waits for the reply"
             process.send_signal(signal.SIGINT)
             done = ended(process)
     assert (done.code, done.err) == (130, "dblock: interrupted\n")

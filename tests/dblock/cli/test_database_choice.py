@@ -92,7 +92,6 @@ def test_embedded_server_is_used_if_a_source_asks_for_it(bare: Shell, home: Path
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_mistyped_schema_is_not_installed_in_the_embedded_server(bare: Shell, home: Path) -> None:
     assert bare.run("ls", "--embedded").code == 0
     mistyped = bare.run("ls", "--embedded", "--schema", "dblok")
@@ -107,7 +106,6 @@ def test_mistyped_schema_is_not_installed_in_the_embedded_server(bare: Shell, ho
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_embedded_server_gives_no_warning_on_a_bare_machine(bare: Shell, home: Path) -> None:
     """As a warning of platformdirs, which the wheel's own module causes if XDG_RUNTIME_DIR is not set."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}

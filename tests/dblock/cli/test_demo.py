@@ -19,12 +19,11 @@ from psycopg import conninfo, sql
 from dblock.admin import schema
 from dblock.cli.demo import command
 from dblock.cli.demo.story import TTL
+from tests.support.eventually import eventually
 from tests.support.machine import measured, too_late_to_renew
 from tests.support.proxy import Proxy
-from tests.support.shell import Done, Shell, ended, until
+from tests.support.shell import Done, Shell, ended
 from tests.support.terminal import Terminal
-
-pytestmark = pytest.mark.beside_others
 
 COLUMNS = 72
 
@@ -169,7 +168,7 @@ def test_demo_ended_by_a_signal_leaves_nothing(shell: Shell, dsn: str) -> None:
     assert schema_of(output) not in schemas(dsn)
     assert not (shell.folder / f"{signal.SIGTERM}.svg").exists()
     # The killed conductor could not remove its schema, but the kernel has ended its workers, frozen ones too.
-    until(lambda: all(map(is_gone, orphans)), "the end of the workers")
+    eventually(lambda: all(map(is_gone, orphans)), "the end of the workers")
 
 
 @pytest.mark.second_stage
@@ -182,7 +181,7 @@ def test_repeated_ctrl_c_does_not_disturb_the_cleanup(shell: Shell, dsn: str, ow
         reading.execute(sql.SQL("SELECT FROM {}").format(sql.Identifier(name, "accounts")))
         waiting = "SELECT FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'"
         process.send_signal(signal.SIGINT)
-        until(lambda: owner.execute(waiting).fetchone() is not None, "the removal")
+        eventually(lambda: owner.execute(waiting).fetchone() is not None, "the removal")
         assert all(map(is_gone, pids))
         process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):

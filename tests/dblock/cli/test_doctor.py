@@ -29,16 +29,15 @@ from dblock.admin.doctor.bodies import bodies
 from dblock.admin.doctor.patient import Sample
 from dblock.embedded import Server
 from tests.support import mutants
+from tests.support.eventually import eventually
 from tests.support.pooler import needs_pgbouncer, pooled
 from tests.support.pretender import ADVISORY, NO_TIMELINE, pretend
 from tests.support.proxy import Proxy
 from tests.support.servers import major, private_server
-from tests.support.shell import Shell, ended, until
+from tests.support.shell import Shell, ended
 from tests.support.stages import first
 from tests.support.standby import copy_of
 from tests.support.terminal import Terminal
-
-pytestmark = pytest.mark.beside_others
 
 _numbers = itertools.count()
 
@@ -140,7 +139,7 @@ def server_set(dsn: str, name: str, value: str) -> Iterator[None]:
 
 def set_server(dsn: str, name: str, value: str) -> None:
     play(dsn, f"ALTER SYSTEM SET {name} = '{value}'", "SELECT pg_reload_conf()")
-    until(lambda: current(dsn, name) == value, f"{name} = {value}")
+    eventually(lambda: current(dsn, name) == value, f"{name} = {value}")
 
 
 def current(dsn: str, name: str) -> str:
@@ -385,7 +384,7 @@ def test_server_setting_is_found_and_its_fix_works(dsn: str, name: str, value: s
     with server_set(dsn, name, value):
         finding = only(dsn, check, level)
         apply_fix(dsn, finding)
-        until(lambda: found(dsn) == [], "the fixed setting")
+        eventually(lambda: found(dsn) == [], "the fixed setting")
 
 
 def test_local_commit_is_fine_without_synchronous_standbys(dsn: str) -> None:
@@ -403,9 +402,9 @@ def test_standbys_are_checked_in_every_state(healthy: Server, dsn: str) -> None:
         following = conninfo.make_conninfo(standby.url, dbname=database(dsn))
         finding = only(following, "standby", "error")
         assert "primary" in finding.command
-        assert "'walreceiver'" in until(lambda: attached(dsn), "a standby that replays").what
+        assert "'walreceiver'" in eventually(lambda: attached(dsn), "a standby that replays").what
         with server_set(dsn, "synchronous_standby_names", "*"):
-            until(lambda: found(dsn) == [], "a synchronous standby")
+            eventually(lambda: found(dsn) == [], "a synchronous standby")
             setting = f"SET synchronous_commit = local; ALTER DATABASE {database(dsn)}"
             play(dsn, f"{setting} SET synchronous_commit = local")
             assert "standbys" in only(dsn, "synchronous-commit", "warning").why
@@ -414,11 +413,11 @@ def test_standbys_are_checked_in_every_state(healthy: Server, dsn: str) -> None:
             assert "wait for 2" in only(dsn, "sync-standby-missing", "error").what
             set_server(dsn, "synchronous_standby_names", "*")
             standby.stop()
-            missing = until(lambda: [one for one in found(dsn) if one.id == "sync-standby-missing"], "the finding")
+            missing = eventually(lambda: [one for one in found(dsn) if one.id == "sync-standby-missing"], "the finding")
             assert [one.id for one in found(dsn)] == ["sync-standby-missing"]
             assert "none is connected" in missing[0].what
             apply_fix(dsn, missing[0])
-            until(lambda: found(dsn) == [], "a server that waits for no standby")
+            eventually(lambda: found(dsn) == [], "a server that waits for no standby")
 
 
 def attached(dsn: str) -> Finding | None:
@@ -450,7 +449,6 @@ def test_accepted_finding_is_shown_and_does_not_count(shell: Shell, dsn: str, wa
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_proxy_on_the_path_is_found(dsn: str) -> None:
     with Proxy(dsn) as proxy:
         finding = only(proxy.dsn, "address-translation", "warning")
@@ -486,14 +484,13 @@ def test_pooler_on_the_path_is_found(dsn: str) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_shortage_of_connections_is_found(dsn: str) -> None:
     with ExitStack() as opened:
         for _ in range(22):
             opened.enter_context(psycopg.connect(dsn))
         finding = only(dsn, "connections", "warning")
     assert re.search(r"2[345] of 25 connections", finding.what)
-    until(lambda: found(dsn) == [], "room")
+    eventually(lambda: found(dsn) == [], "room")
 
 
 @pytest.mark.second_stage
@@ -506,7 +503,7 @@ def test_only_live_listeners_count_against_the_limit(dsn: str) -> None:
         assert finding.what.startswith("3 clients")
         assert found(dsn) == []
         sessions[0].close()
-        until(lambda: found(dsn, listeners=2) == [], "the end of a session")
+        eventually(lambda: found(dsn, listeners=2) == [], "the end of a session")
 
 
 def test_full_notification_queue_is_found(dsn: str) -> None:
@@ -526,7 +523,6 @@ def test_full_notification_queue_is_found(dsn: str) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_fence_with_a_higher_token_is_found(dsn: str) -> None:
     store = fenced_store.FencedStore(dsn)
     store.put("invoice:41", {"total": 1}, fence=4711)
@@ -548,7 +544,6 @@ def test_tokens_far_ahead_of_the_clock_are_found(dsn: str) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_grant_that_did_not_follow_the_clock_is_found(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as owner:
         for body in mutants.tokens_that_ignore_the_clock(leap=0):
@@ -592,7 +587,6 @@ def test_hot_updates_have_no_finding(dsn: str) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_updates_hindered_by_an_index_are_found(dsn: str) -> None:
     index = "CREATE INDEX by_deadline ON dblock.distributed_locks (expires_at)"
     play(dsn, "SET synchronous_commit = off", index, TEN, UPDATE)
@@ -604,7 +598,6 @@ def test_updates_hindered_by_an_index_are_found(dsn: str) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_updates_hindered_by_the_fillfactor_are_found(dsn: str) -> None:
     many = "INSERT INTO dblock.distributed_locks SELECT i, 0, '-infinity' FROM generate_series(1, 5000) AS i"
     play(dsn, "ALTER TABLE dblock.distributed_locks SET (fillfactor = 100)", many)
@@ -649,7 +642,6 @@ def test_mostly_empty_table_is_found(dsn: str) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_old_snapshot_is_found(dsn: str) -> None:
     with closing(psycopg.connect(dsn, autocommit=True, application_name="report")) as old:
         old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -659,11 +651,10 @@ def test_old_snapshot_is_found(dsn: str) -> None:
         assert f"Process {old.info.backend_pid} 'report'" in finding.what
         assert finding.what.endswith("x" * (100 - len("SELECT '")) + "…")
         apply_fix(dsn, finding)
-        until(lambda: found(dsn, age=0) == [], "its end")
+        eventually(lambda: found(dsn, age=0) == [], "its end")
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_transactions_that_do_not_hold_back_vacuum_are_not_reported(dsn: str, healthy: Server) -> None:
     """A transaction without a snapshot, and a read-only snapshot in another database."""
     with psycopg.connect(dsn) as idle, psycopg.connect(healthy.url) as elsewhere:
@@ -685,7 +676,6 @@ def test_forgotten_prepared_transaction_is_found(dsn: str) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_unused_replication_slot_is_found_by_its_lag(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers before Postgres 17 do not record since when a slot is unused."""
     before = property(lambda _: 160_000, lambda *_: None)
@@ -713,7 +703,6 @@ def test_unused_replication_slot_is_found_by_its_age(dsn: str) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_privileges_by_membership_count(dsn: str, role: str, healthy: Server) -> None:
     schema.grant(dsn, role)
     play(
@@ -730,7 +719,6 @@ def test_privileges_by_membership_count(dsn: str, role: str, healthy: Server) ->
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_clock_set_back_is_found(dsn: str) -> None:
     with dblock.Client(dsn) as client:
         client.lock("a", ttl=60).acquire()
@@ -764,7 +752,6 @@ def test_disagreeing_clocks_are_found(
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_nodes_whose_clocks_differ_are_found(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     both = twice(dsn)
     assert found(both) == [], "both hosts are the same server"
@@ -785,7 +772,6 @@ def test_nodes_whose_clocks_differ_are_found(dsn: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_node_that_does_not_reply_is_no_finding(dsn: str) -> None:
     given = conninfo.conninfo_to_dict(dsn)
     port = str(given.get("port") or 5432)
@@ -840,22 +826,24 @@ def test_unreachable_database_is_exit_code_69(shell: Shell) -> None:
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("when", first(1, [b"pg_settings", b"pg_stat_replication", b"distributed_locks", b"ROLLBACK"]))
 def test_database_that_dies_during_the_examination_is_exit_code_69(shell: Shell, dsn: str, when: bytes) -> None:
     with Proxy(dsn) as proxy:
         proxy.fall_silent_at(when)
         process = shell.start("doctor", dsn=proxy.dsn)
-        until(lambda: not proxy._flowing.is_set(), "the silence")
+        eventually(lambda: not proxy._flowing.is_set(), "the silence")
     done = ended(process)
     assert (done.code, done.out) == (69, "")
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.second_stage
 def test_ctrl_c_is_reported_in_one_line(shell: Shell, dsn: str) -> None:
     with Proxy(dsn) as proxy:
         proxy.fall_silent_at(b"pg_stat_activity")
         process = shell.start("doctor", dsn=proxy.dsn)
-        until(lambda: not proxy._flowing.is_set(), "the silence")
+        eventually(lambda: not proxy._flowing.is_set(), "the silence")
         process.send_signal(signal.SIGINT)
         done = ended(process)
     assert (done.code, done.out) == (130, "")

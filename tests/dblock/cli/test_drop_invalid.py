@@ -9,11 +9,10 @@ import psycopg
 import pytest
 
 from dblock.admin import guard
-from tests.support.migrations import eventually, outcomes, query
+from tests.support.eventually import eventually
+from tests.support.migrations import outcomes, query
 from tests.support.programs import psql
 from tests.support.shell import Shell
-
-pytestmark = pytest.mark.beside_others
 
 
 def broken(dsn: str, *indexes: str) -> None:
@@ -32,6 +31,7 @@ def indexes(dsn: str) -> list[tuple[str, bool]]:
     )
 
 
+@pytest.mark.second_stage
 def test_indexes_that_scripts_name_are_dropped_and_the_others_reported(shell: Shell, dsn: str, tmp_path: Path) -> None:
     broken(dsn, "mine", "yours", "theirs")
     guard.install(dsn, ["public"], ["migrate"])

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 import dblock
-from tests.support.shell import Shell, ended, until
-
-pytestmark = pytest.mark.beside_others
+from tests.support.eventually import eventually
+from tests.support.shell import Shell, ended
 
 NO_LEADER, USAGE = 3, 64
 
@@ -43,12 +42,13 @@ def test_command_runs_with_its_token_and_its_exit_code_is_returned(shell: Shell,
     assert end.how == "resigned"
 
 
+@pytest.mark.second_stage
 def test_leader_is_shown_while_the_command_runs(shell: Shell, tmp_path: Path) -> None:
     none = shell.run("leader", "e")
     assert (none.code, none.err.strip()) == (NO_LEADER, "election 'e' has no leader")
     assert shell.run("leader", "e", "--json").json == {"election": "e", "leader": None}
     elected = shell.start("elect", "e", "--holder", "web-1", "--value", '{"port": 80}', *reporting(tmp_path / "a"))
-    until(lambda: reports(tmp_path / "a"), "the command")
+    eventually(lambda: reports(tmp_path / "a"), "the command")
     ((_, token, _),) = reports(tmp_path / "a")
     shown = shell.run("leader", "e", "--json")
     assert shown.code == 0
@@ -65,9 +65,9 @@ def test_command_is_ended_and_started_again_after_a_forced_release(
     shell: Shell, tmp_path: Path, client: dblock.Client
 ) -> None:
     elected = shell.start("elect", "e", "--ttl", "4", *reporting(tmp_path / "a"))
-    until(lambda: len(reports(tmp_path / "a")) == 1, "the first command")
+    eventually(lambda: len(reports(tmp_path / "a")) == 1, "the first command")
     shell.run("force-release", "election:e", "--yes", "--reason", "test")
-    until(lambda: len(reports(tmp_path / "a")) == 2, "the second command")
+    eventually(lambda: len(reports(tmp_path / "a")) == 2, "the second command")
     (first, second) = (int(token) for _, token, _ in reports(tmp_path / "a"))
     assert second > first
     elected.send_signal(signal.SIGTERM)
@@ -79,17 +79,17 @@ def test_command_is_ended_and_started_again_after_a_forced_release(
 @pytest.mark.second_stage
 def test_transfer_ends_one_command_and_starts_the_other(shell: Shell, tmp_path: Path, client: dblock.Client) -> None:
     one = shell.start("elect", "e", "--holder", "one", *reporting(tmp_path / "one"))
-    until(lambda: reports(tmp_path / "one"), "the first command")
+    eventually(lambda: reports(tmp_path / "one"), "the first command")
     refused = shell.run("leader", "e", "--transfer-to", "two")
     assert refused.code == 1
     assert "no candidate of that name waits" in refused.err
     assert "no candidate waits" in refused.err
     two = shell.start("elect", "e", "--holder", "two", *reporting(tmp_path / "two"))
-    until(lambda: client.lock("election:e").queue(), "the second candidate")
+    eventually(lambda: client.lock("election:e").queue(), "the second candidate")
     assert "candidates that wait: two" in shell.run("leader", "e", "--transfer-to", "three").err
     handed_over = shell.run("leader", "e", "--transfer-to", "two", "--json")
     assert handed_over.json["holder"] == "two"
-    until(lambda: reports(tmp_path / "two"), "the second command")
+    eventually(lambda: reports(tmp_path / "two"), "the second command")
     for process in (two, one):
         process.send_signal(signal.SIGTERM)
         ended(process)
@@ -99,7 +99,7 @@ def test_transfer_ends_one_command_and_starts_the_other(shell: Shell, tmp_path: 
 def test_candidate_that_waits_ends_with_a_signal(shell: Shell, client: dblock.Client) -> None:
     with client.election("e").lead():
         waits = shell.start("elect", "e", "--", "true")
-        until(lambda: client.lock("election:e").queue(), "the candidate")
+        eventually(lambda: client.lock("election:e").queue(), "the candidate")
         waits.send_signal(signal.SIGTERM)
         assert ended(waits).code == 128 + signal.SIGTERM
         assert not client.lock("election:e").queue()
@@ -119,6 +119,7 @@ def test_no_two_commands_run_at_once(shell: Shell, tmp_path: Path) -> None:
     assert results == ["alone"] * 3
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize(
     "arguments",
     [["e"], ["e", "--value", "{", "--", "true"], ["e", "--ttl", "0.5", "--", "true"]],

@@ -13,8 +13,9 @@ import dblock
 from dblock._runtime.target import resolve
 from dblock.admin import inspect, schema
 from dblock.admin.inspect import overview
+from tests.support.eventually import eventually
 from tests.support.proxy import Proxy
-from tests.support.shell import Shell, until
+from tests.support.shell import Shell
 from tests.support.terminal import Terminal
 
 
@@ -60,10 +61,11 @@ def test_force_release_now_wakes_the_first_waiter(dsn: str, lease: dblock.Lease,
     assert len(list(owner.notifies(timeout=5, stop_after=1))) == 1
 
 
+@pytest.mark.second_stage
 def test_first_waiter_acquires_at_once_after_force_release_now(shell: Shell, lease: dblock.Lease, dsn: str) -> None:
     process = shell.start("run", "job", "--", "echo", "mine")
     with dblock.Client(dsn) as client:
-        until(client.lock("job").queue)
+        eventually(client.lock("job").queue)
     assert shell.run("force-release", "job", "--now", "--yes").code == 0
     assert process.communicate(timeout=20)[0] == "mine\n"
 
@@ -92,6 +94,7 @@ def test_force_release_without_confirmation_does_nothing(
     assert holds(owner)
 
 
+@pytest.mark.second_stage
 def test_terminal_shows_consequences_and_asks_for_confirmation(
     shell: Shell, lease: dblock.Lease, owner: psycopg.Connection
 ) -> None:
@@ -114,6 +117,7 @@ def test_terminal_shows_consequences_and_asks_for_confirmation(
     assert shell.run("history", "job", "--json").json[0]["reason"] == "it is late"
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("question", ["Go ahead?", "Reason, for the history"])
 def test_ctrl_c_at_a_prompt_does_nothing(
     shell: Shell, lease: dblock.Lease, owner: psycopg.Connection, question: str
@@ -129,6 +133,7 @@ def test_ctrl_c_at_a_prompt_does_nothing(
     assert holds(owner)
 
 
+@pytest.mark.second_stage
 def test_lock_with_a_new_holder_is_not_force_released(shell: Shell, lease: dblock.Lease, dsn: str) -> None:
     """The command acts only on the grant that it showed."""
     command = shell.command("force-release", "job", "--now")
@@ -184,6 +189,7 @@ def test_lock_without_durability_can_be_force_released(shell: Shell, dsn: str, o
         assert not holds(owner)
 
 
+@pytest.mark.second_stage
 def test_lock_without_durability_and_with_a_new_holder_is_not_force_released(
     shell: Shell, dsn: str, owner: psycopg.Connection
 ) -> None:
@@ -225,6 +231,7 @@ def test_role_without_the_privilege_cannot_force_release(
     assert not holds(owner)
 
 
+@pytest.mark.second_stage
 def test_database_that_goes_away_at_the_prompt_is_unreachable(shell: Shell, lease: dblock.Lease, dsn: str) -> None:
     with Proxy(dsn) as proxy, Terminal(shell.command("force-release", "job", dsn=proxy.dsn)) as terminal:
         terminal.wait_for("Go ahead?")

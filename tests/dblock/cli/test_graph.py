@@ -164,6 +164,7 @@ def test_hostile_names_move_no_cursor(shell: Shell, owner: psycopg.Connection) -
     assert shell.run("graph", "--json").json["nodes"][-1]["name"] == HOSTILE
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("cycle")
 def test_terminal_gets_colours_and_a_pipe_does_not(shell: Shell) -> None:
     assert "\x1b" not in shell.run("graph").out
@@ -200,6 +201,7 @@ def test_unreachable_database_leaves_no_file(shell: Shell) -> None:
     assert not Path(shell.folder / "g.svg").exists()
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("chain")
 def test_output_that_cannot_be_written_is_an_error(shell: Shell) -> None:
     with open("/dev/full", "w") as full:

@@ -327,6 +327,8 @@ def test_pattern_matches_whole_names(pattern: str, matching: list[str], others: 
     assert not any(matches(name) for name in others)
 
 
+@pytest.mark.second_stage
+@pytest.mark.alone
 def test_pattern_of_many_stars_takes_no_time() -> None:
     """With a regular expression that tries all combinations this takes seconds, and three times more with each star."""
     matches = name_matcher("*?" * 9 + "!*", ignore_case=True)

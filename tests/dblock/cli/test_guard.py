@@ -15,8 +15,6 @@ from tests.support.migrations import query
 from tests.support.programs import psql
 from tests.support.shell import Shell
 
-pytestmark = pytest.mark.beside_others
-
 TRIGGERS = "SELECT count(*) FROM pg_event_trigger"
 
 

@@ -14,9 +14,10 @@ import pytest
 import dblock
 from dblock.cli.context import CommandContext
 from dblock.cli.watch.stream import _warn
+from tests.support.eventually import eventually
 from tests.support.machine import measured, too_late_to_renew
 from tests.support.proxy import Proxy
-from tests.support.shell import Shell, ended, until
+from tests.support.shell import Shell, ended
 from tests.support.terminal import Terminal
 
 HOSTILE = "a\x1b[2J\rb\u202ec\nd"
@@ -132,6 +133,9 @@ def is_renewed_after(lease: dblock.Lease, before: datetime) -> Callable[[], bool
     return lambda: lease.expires_at > before or not lease.remaining()
 
 
+@pytest.mark.second_stage
+@pytest.mark.alone
+@pytest.mark.alone
 @pytest.mark.parametrize(("ttl", "renewals"), [(6, 1), pytest.param(1, 6, marks=pytest.mark.second_stage)])
 def test_switching_the_record_costs_no_lease(
     shell: Shell, dsn: str, client: dblock.Client, owner: psycopg.Connection, ttl: float, renewals: int
@@ -144,9 +148,9 @@ def test_switching_the_record_costs_no_lease(
             other.execute("SELECT 1 FROM dblock.distributed_locks WHERE name = 'b' FOR SHARE")
             process = shell.start("history", "--record", "incidents")
             waiting = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'distributed_locks'::regclass"
-            until(lambda: owner.execute(waiting).fetchone(), "the command's wait for the table")
+            eventually(lambda: owner.execute(waiting).fetchone(), "the command's wait for the table")
             for _ in range(renewals):
-                until(is_renewed_after(lease, lease.expires_at), "a renewal")
+                eventually(is_renewed_after(lease, lease.expires_at), "a renewal")
             assert process.poll() is None
             assert lease.remaining() > 0 or too_late_to_renew(lateness(), ttl)
         assert ended(process).code == 0
@@ -174,13 +178,14 @@ def test_unreachable_database_is_exit_code_69(shell: Shell, command: list[str]) 
     assert '"exit_code": 69' in told.err
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("command", [["ls"], ["show", "a"], ["history"], ["waiters"]])
 def test_ctrl_c_ends_a_command_whose_database_stops_replying(shell: Shell, dsn: str, command: list[str]) -> None:
     """Ctrl-C ends the command, with one line on standard error."""
     with Proxy(dsn) as proxy:
         proxy.fall_silent()
         process = shell.start(*command, dsn=proxy.dsn)
-        until(lambda: proxy.requests, "the request")
+        eventually(lambda: proxy.requests, "the request")
         process.send_signal(signal.SIGINT)
         done = ended(process)
     assert done.code in (130, 69)
@@ -207,6 +212,7 @@ def test_role_without_the_privilege_learns_its_name(shell: Shell, dsn: str, role
     assert shell.run("ls", dsn=as_role).code == 0
 
 
+@pytest.mark.second_stage
 def test_output_that_cannot_be_written_is_an_error(shell: Shell, client: dblock.Client) -> None:
     client.lock("a", ttl=60).acquire()
     with open("/dev/full", "w") as full:
@@ -216,6 +222,7 @@ def test_output_that_cannot_be_written_is_an_error(shell: Shell, client: dblock.
     assert "No space" in done.err
 
 
+@pytest.mark.second_stage
 def test_table_fits_the_terminal(shell: Shell, client: dblock.Client) -> None:
     client.lock("a" * 100, ttl=60).acquire()
     with Terminal(shell.command("ls"), columns=60) as terminal:

@@ -13,12 +13,11 @@ from dblock import Client
 from dblock._runtime.target import resolve
 from dblock.admin import schema
 from tests.support import warm_start
-from tests.support.migrations import errors, eventually, outcomes, query
+from tests.support.eventually import eventually
+from tests.support.migrations import errors, outcomes, query
 from tests.support.programs import psql
 from tests.support.shell import Shell
 from tests.support.terminal import Terminal
-
-pytestmark = pytest.mark.beside_others
 
 FAILED, AHEAD, SESSIONS_REMAIN, NOT_ACQUIRED = 65, 66, 67, 75
 
@@ -39,6 +38,7 @@ def test_output_and_exit_code_are_passed_on_and_the_error_is_recorded(shell: She
     assert not (shell.folder / "ran").exists()
 
 
+@pytest.mark.second_stage
 def test_empty_version_is_refused_before_anything_runs(shell: Shell) -> None:
     refused = shell.run("migrate", "--version", "", "--", "touch", "ran")
     assert (refused.code, refused.out) == (64, "")
@@ -115,6 +115,7 @@ def test_environment_has_the_session_contract(shell: Shell, dsn: str, owner: psy
     assert settings == ["1s", "0", "1MB"]
 
 
+@pytest.mark.second_stage
 def test_terminal_stays_the_standard_error_of_the_command(shell: Shell, dsn: str) -> None:
     line = "test -t 2 && echo at a terminal >&2; exit 4"
     with Terminal(shell.command("migrate", "--version", "1", "--", "sh", "-c", line)) as terminal:
@@ -146,6 +147,7 @@ def test_older_version_finds_the_database_ahead(shell: Shell) -> None:
     assert shell.run("migrate", "--version", "2026-06", "--when-ahead", "ok", "--", "false").code == 0
 
 
+@pytest.mark.second_stage
 def test_role_that_may_not_install_gets_one_error_and_does_no_ddl(bare_dsn: str, role: str, tmp_path: Path) -> None:
     as_role = psycopg.conninfo.make_conninfo(bare_dsn, user=role)
     done = Shell(as_role, tmp_path).run("migrate", "--", "touch", "ran", env={"PGPASSWORD": "app"})
@@ -181,6 +183,7 @@ def test_wait_only_ends_with_the_failure_or_its_timeout(shell: Shell, bare_dsn: 
     assert "was not done within 0.1 s" in late.err
 
 
+@pytest.mark.second_stage
 def test_wait_for_the_lock_ends_with_its_timeout_and_counts_as_no_failure(
     shell: Shell, dsn: str, client: Client
 ) -> None:
@@ -207,6 +210,7 @@ def test_two_names_do_not_wait_for_each_other(shell: Shell, dsn: str) -> None:
     assert other.wait(60) == 143
 
 
+@pytest.mark.second_stage
 def test_command_that_a_signal_ends_has_not_failed(shell: Shell, dsn: str) -> None:
     ended = shell.start("migrate", "--version", "1", "--", "sh", "-c", "trap 'exit 1' TERM; touch on; sleep 60 & wait")
     eventually((shell.folder / "on").exists)

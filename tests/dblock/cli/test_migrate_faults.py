@@ -16,12 +16,11 @@ import pytest
 
 from dblock._runtime.target import resolve
 from dblock.admin.inspect import overview
+from tests.support.eventually import eventually
 from tests.support.machine import measured
-from tests.support.migrations import eventually, marked, outcomes, query
+from tests.support.migrations import marked, outcomes, query
 from tests.support.programs import psql
 from tests.support.shell import Shell
-
-pytestmark = pytest.mark.beside_others
 
 LOST = 76
 
@@ -30,7 +29,7 @@ ROUNDS = pytest.mark.parametrize(
     [
         1,
         pytest.param(3, marks=[pytest.mark.second_stage, pytest.mark.timeout(900)]),
-        pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(7200)]),
+        pytest.param(100, marks=[pytest.mark.nightly, pytest.mark.timeout(7200)]),
     ],
 )
 
@@ -120,7 +119,6 @@ VICTIMS: list[tuple[str, list[str]]] = [
 
 
 @pytest.mark.second_stage
-@pytest.mark.alone
 @ROUNDS
 def test_next_run_begins_when_the_statement_of_a_killed_one_is_gone(
     shell: Shell, dsn: str, tmp_path: Path, rounds: int
@@ -155,7 +153,6 @@ def test_next_run_begins_when_the_statement_of_a_killed_one_is_gone(
         assert query(dsn, "SELECT indisvalid FROM pg_index WHERE indrelid = 'rows'::regclass") == [(True,)]
 
 
-@pytest.mark.alone
 @ROUNDS
 @pytest.mark.second_stage
 def test_transaction_of_a_stopped_command_is_over_within_its_ttl(
@@ -173,7 +170,9 @@ def test_transaction_of_a_stopped_command_is_over_within_its_ttl(
             stopped = shell.start("migrate", "--version", "1", "--ttl", str(ttl), "--", *psql(dsn, script))
             eventually(lambda: marked(dsn, "idle in transaction"), "the transaction")
             os.kill(process_of_psql(stopped) if victim == "command" else stopped.pid, signal.SIGSTOP)
-            took = eventually(lambda: not marked(dsn), "the end of the session")
+            began = time.monotonic()
+            eventually(lambda: not marked(dsn), "the end of the session")
+            took = time.monotonic() - began
             assert took < ttl + 1.0 + 20 * lateness()
         stopped.send_signal(signal.SIGCONT)
         _, said = stopped.communicate(timeout=60)
@@ -223,7 +222,9 @@ def test_forced_release_ends_the_statement_at_once(shell: Shell, dsn: str) -> No
         with overview(resolve(dsn)) as database:
             (lock,) = database.locks("migrate")
             assert database.force_release("migrate", lock.number, actor="ann", reason="stuck", now=True)
-        assert eventually(lambda: not marked(dsn), "the end of the session") < 1.0 + 20 * lateness()
+        began = time.monotonic()
+        eventually(lambda: not marked(dsn), "the end of the session")
+        assert time.monotonic() - began < 1.0 + 20 * lateness()
     _, said = forced.communicate(timeout=60)
     assert forced.returncode == LOST, said
     assert outcomes(dsn) == ["lost"], "the version has not failed"
@@ -260,6 +261,7 @@ def test_sessions_are_ended_before_the_command(shell: Shell, dsn: str, tmp_path:
     assert outcomes(dsn) == ["lost"]
 
 
+@pytest.mark.second_stage
 def test_statement_of_a_terminated_command_is_gone_when_the_lock_is_free(shell: Shell, dsn: str) -> None:
     ended = shell.start("migrate", "--version", "1", "--", *psql(dsn, "SELECT pg_sleep(600)"))
     eventually(lambda: marked(dsn, "active"), "the statement")

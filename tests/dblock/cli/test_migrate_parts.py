@@ -19,9 +19,7 @@ from dblock.cli.migrate.error_output import masked
 from dblock.cli.migrate.renewals import Renewals
 from dblock.cli.run import process_tree
 from dblock.errors import LeaseLost, Unavailable
-from tests.support.migrations import eventually
-
-pytestmark = pytest.mark.beside_others
+from tests.support.eventually import eventually
 
 
 class FakeLease:
@@ -77,6 +75,7 @@ def test_renewal_that_fails_is_tried_again_until_the_lease_is_lost() -> None:
         eventually(lambda: asked(renewals) and not renewals._thread.is_alive(), "the end of the renewals")
 
 
+@pytest.mark.second_stage
 def test_check_runs_without_a_shell_and_no_longer_than_it_may() -> None:
     assert Check("true").passes({}, until(None))
     assert not Check("false").passes({}, until(None))
@@ -89,6 +88,7 @@ def test_check_runs_without_a_shell_and_no_longer_than_it_may() -> None:
         Check(" ")
 
 
+@pytest.mark.second_stage
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc as Linux has it")
 def test_stopped_process_is_found_below_its_ancestor() -> None:
     with subprocess.Popen(["sh", "-c", "sleep 600 & wait"]) as shell:

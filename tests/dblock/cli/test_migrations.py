@@ -11,11 +11,10 @@ import pytest
 from dblock._runtime.target import resolve
 from dblock.admin import schema
 from dblock.admin.inspect import overview
-from tests.support.migrations import eventually, marked, outcomes, query
+from tests.support.eventually import eventually
+from tests.support.migrations import marked, outcomes, query
 from tests.support.programs import psql
 from tests.support.shell import Shell
-
-pytestmark = pytest.mark.beside_others
 
 
 @pytest.fixture
@@ -124,6 +123,7 @@ def test_every_run_is_in_the_ledger(shell: Shell, dsn: str) -> None:
     assert [line.split()[1:3] for line in lines[-3:]] == [["2", "succeeded"], ["2", "killed"], ["1", "failed"]]
 
 
+@pytest.mark.second_stage
 def test_readiness_follows_the_version(shell: Shell, dsn: str, bare_dsn: str, seeing: str) -> None:
     assert shell.run("migrations", "--ready", "1", dsn=bare_dsn).code == 1, "dblock is not installed yet"
     assert shell.run("migrations", "--ready", "1", dsn=seeing).code == 1
@@ -133,6 +133,7 @@ def test_readiness_follows_the_version(shell: Shell, dsn: str, bare_dsn: str, se
     assert shell.run("migrations", "other", "--ready", "1", "--json", dsn=seeing).json["ready"] is False
 
 
+@pytest.mark.second_stage
 def test_invalid_indexes_are_shown_and_reported_at_the_start(shell: Shell, dsn: str, tmp_path: Path) -> None:
     query(dsn, "CREATE TABLE doubled AS SELECT 1 AS n FROM generate_series(1, 2)")
     with pytest.raises(psycopg.errors.UniqueViolation):

@@ -16,10 +16,9 @@ import pytest
 
 from dblock.cli.durations import seconds, written
 from tests.robustness.faults.clock import library
-from tests.support.shell import Shell, ended, until
+from tests.support.eventually import eventually
+from tests.support.shell import Shell, ended
 from tests.support.still_clock import NOON, StillClock
-
-pytestmark = pytest.mark.beside_others
 
 LOST, USAGE, OVERDUE = 76, 64, 3
 HOURLY = ("--every", "1h")
@@ -48,6 +47,7 @@ def test_command_runs_once_with_its_slot_in_the_environment(shell: Shell, clock:
     assert (second.code, second.json["result"], second.json["why"]) == (0, "skipped", "none")
 
 
+@pytest.mark.second_stage
 def test_exit_code_of_the_command_is_kept_and_shown_to_all(
     shell: Shell, clock: StillClock, owner: psycopg.Connection
 ) -> None:
@@ -70,7 +70,7 @@ def test_loser_waits_for_the_slot_and_leaves_with_its_exit_code(
 ) -> None:
     wait = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.05)\nraise SystemExit(4)"
     winner = shell.start("once", "job", *HOURLY, *PRINT, wait)
-    until(lambda: owner.execute("SELECT FROM slot_runs WHERE outcome IS NULL").fetchone() is not None)
+    eventually(lambda: owner.execute("SELECT FROM slot_runs WHERE outcome IS NULL").fetchone() is not None)
     losers = [shell.start("once", "job", *HOURLY, "--wait", *PRINT, "raise SystemExit(9)") for _ in range(2)]
     with pytest.raises(TimeoutError):
         _within(losers[0], 2.0)
@@ -142,7 +142,7 @@ def test_killed_supervisor_leaves_a_run_that_the_next_host_records_as_died(
     shell: Shell, clock: StillClock, owner: psycopg.Connection
 ) -> None:
     runner = shell.start("once", "job", *HOURLY, "--at-least-once", *PRINT, "import time; time.sleep(60)")
-    until(lambda: owner.execute("SELECT FROM slot_runs WHERE outcome IS NULL").fetchone() is not None)
+    eventually(lambda: owner.execute("SELECT FROM slot_runs WHERE outcome IS NULL").fetchone() is not None)
     runner.send_signal(signal.SIGKILL)
     runner.wait()
     clock.advance(31)
@@ -186,6 +186,7 @@ def test_pause_resume_and_run_now_are_recorded_with_their_reasons(
     assert all("@" in one["actor"] and " as " in one["actor"] for one in events[:3])
 
 
+@pytest.mark.second_stage
 def test_host_that_lacks_the_program_leaves_the_slot_to_others(
     shell: Shell, clock: StillClock, owner: psycopg.Connection, tmp_path: Path
 ) -> None:
@@ -285,6 +286,7 @@ def test_person_at_a_terminal_learns_why_nothing_ran(shell: Shell, clock: StillC
     assert (done.code, done.err) == (0, ""), "cron would mail it from every host"
 
 
+@pytest.mark.second_stage
 def test_command_line_without_one_valid_schedule_is_refused(shell: Shell) -> None:
     long = shell.run_here("once", "job", *HOURLY, "--at-most", "2d", *PRINT, "pass")
     assert "--at-most must be from 1 s" in long.err

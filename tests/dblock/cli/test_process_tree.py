@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dblock.cli.run import process_tree
-from tests.support.shell import until
+from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc as Linux has it")
 
@@ -22,10 +22,10 @@ def family(tmp_path: Path) -> Iterator[list[int]]:
     line = f"sleep 60 & echo $! > {tmp_path}/one; setsid sleep 60 & echo $! > {tmp_path}/two; wait"
     with subprocess.Popen(["sh", "-c", line]) as child:
         files = [tmp_path / "one", tmp_path / "two"]
-        until(lambda: all(file.exists() and file.read_text().strip() for file in files))
+        eventually(lambda: all(file.exists() and file.read_text().strip() for file in files))
         pids = [child.pid, *(int(file.read_text()) for file in files)]
         # In its own session by now, and not before.
-        until(lambda: os.getpgid(pids[2]) == pids[2])
+        eventually(lambda: os.getpgid(pids[2]) == pids[2])
         yield pids
         for pid in pids:
             os.kill(pid, 9)

@@ -21,11 +21,12 @@ import fenced_store
 from dblock._runtime.target import resolve
 from dblock.admin.inspect import overview
 from tests.support import warm_start
+from tests.support.eventually import eventually
 from tests.support.frozen import send_signal
 from tests.support.machine import measured
 from tests.support.proxy import Proxy
 from tests.support.servers import private_server
-from tests.support.shell import Shell, ended, until
+from tests.support.shell import Shell, ended
 from tests.support.stages import first
 from tests.support.terminal import Terminal
 
@@ -36,7 +37,7 @@ TRIALS = pytest.mark.parametrize(
     [
         (1, 5.0),
         pytest.param(2, 1.5, marks=pytest.mark.second_stage),
-        pytest.param(50, 1.5, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+        pytest.param(50, 1.5, marks=[pytest.mark.nightly, pytest.mark.timeout(900)]),
     ],
 )
 
@@ -77,7 +78,7 @@ def stubborn(path: Path) -> list[str]:
 
 
 def pids_in(path: Path) -> list[int]:
-    until(path.exists, "the command's own report")
+    eventually(path.exists, "the command's own report")
     return [int(pid) for pid in path.read_text().split()]
 
 
@@ -107,6 +108,7 @@ def test_command_output_and_exit_code_are_passed_on(shell: Shell) -> None:
     assert shell.run("run", "job", "--", "true").code == 0
 
 
+@pytest.mark.second_stage
 def test_output_is_passed_through_untouched(shell: Shell) -> None:
     every_byte = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 1000)"
     done = warm_start.run(
@@ -116,6 +118,7 @@ def test_output_is_passed_through_untouched(shell: Shell) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.second_stage
 def test_input_reaches_the_command(shell: Shell) -> None:
     done = warm_start.run(
         shell.command("run", "job", "--", "cat"), input="hello", capture_output=True, text=True, timeout=30
@@ -123,10 +126,12 @@ def test_input_reaches_the_command(shell: Shell) -> None:
     assert done.stdout == "hello"
 
 
+@pytest.mark.second_stage
 def test_command_killed_by_a_signal_gives_128_plus_n(shell: Shell) -> None:
     assert shell.run("run", "job", "--", "sh", "-c", "kill -9 $$").code == 128 + signal.SIGKILL
 
 
+@pytest.mark.second_stage
 def test_environment_has_lock_token_and_deadline(shell: Shell, owner: psycopg.Connection) -> None:
     line = 'echo "$DBLOCK_LOCK/$DBLOCK_TOKEN/$DBLOCK_DEADLINE"'
     done = shell.run("run", "a lock", "--", "sh", "-c", line)
@@ -139,7 +144,7 @@ def test_environment_has_lock_token_and_deadline(shell: Shell, owner: psycopg.Co
 
 def test_lock_is_held_while_the_command_runs(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     process = shell.start("run", "job", "--ttl", "6", "--grace", "0.5", "--", "sh", "-c", waits_for(tmp_path))
-    until((tmp_path / "on").exists)
+    eventually((tmp_path / "on").exists)
     holder = client.lock("job").holder()
     assert holder is not None
     assert holder.meta == {"command": "sh"}, "other roles see the program, but not its arguments"
@@ -151,13 +156,14 @@ def test_lock_is_held_while_the_command_runs(shell: Shell, client: dblock.Client
         assert now.token == granted.token
         return now.expires_at > granted.expires_at
 
-    until(is_renewed, "a renewal")
+    eventually(is_renewed, "a renewal")
     assert client.lock("job").try_acquire() is None
     (tmp_path / "off").touch()
     assert ended(process).code == 0
     assert client.lock("job").try_acquire() is not None
 
 
+@pytest.mark.second_stage
 def test_held_lock_is_skipped_or_waited_for(shell: Shell, client: dblock.Client) -> None:
     lease = client.lock("job").acquire()
     skipped = shell.run("run", "job", "--skip-if-held", "--", "echo", "ran")
@@ -168,24 +174,26 @@ def test_held_lock_is_skipped_or_waited_for(shell: Shell, client: dblock.Client)
     assert (late.code, late.out) == (NOT_ACQUIRED, "")
     assert time.monotonic() - began >= 0.5
     waiting = shell.start("run", "job", "--", "echo", "ran")
-    until(client.lock("job").queue)
+    eventually(client.lock("job").queue)
     lease.release()
     done = ended(waiting)
     assert (done.code, done.out) == (0, "ran\n")
     assert "waiting for lock 'job', held by" in done.err
 
 
+@pytest.mark.second_stage
 def test_lease_that_was_taken_unnoticed_is_reported_with_its_reason(shell: Shell) -> None:
     """The command ended before the next renewal, so the release was the first to find that the lease was gone."""
     script = "touch started; until [ -e end ]; do sleep 0.01; done"
     running = shell.start("run", "job", "--ttl", "60", "--", "sh", "-c", script)
-    until((shell.folder / "started").exists)
+    eventually((shell.folder / "started").exists)
     assert shell.run("force-release", "job", "--now", "--yes", "--reason", "test").code == 0
     (shell.folder / "end").touch()
     done = ended(running)
     assert (done.code, "was lost (forced); the command had already ended" in done.err) == (76, True), done.err
 
 
+@pytest.mark.second_stage
 def test_json_reports_why_the_command_did_not_run(shell: Shell, client: dblock.Client) -> None:
     client.lock("job", ttl=60).acquire()
     done = shell.run("run", "job", "--skip-if-held", "--json", "--", "true")
@@ -239,11 +247,13 @@ def test_advice_on_options_needs_an_option_at_fault(shell: Shell, arguments: lis
     assert "put -- before the command" not in done.err
 
 
+@pytest.mark.second_stage
 def test_unreachable_database_is_exit_code_69(shell: Shell) -> None:
     done = shell.run("run", "job", "--", "echo", "ran", dsn="host=127.0.0.1 port=1 dbname=x user=x")
     assert (done.code, done.out) == (UNREACHABLE, "")
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize(
     "number", first(3, [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT])
 )
@@ -251,15 +261,16 @@ def test_signals_are_forwarded(shell: Shell, tmp_path: Path, number: int) -> Non
     name = signal.Signals(number).name[3:]
     line = f"trap 'echo got {name}; exit 5' {name}; {waits_for(tmp_path)}"
     process = shell.start("run", "job", "--", "sh", "-c", line)
-    until((tmp_path / "on").exists)
+    eventually((tmp_path / "on").exists)
     process.send_signal(number)
     done = ended(process)
     assert (done.code, done.out) == (5, f"got {name}\n")
 
 
+@pytest.mark.second_stage
 def test_command_under_nohup_survives_a_hangup(shell: Shell, tmp_path: Path) -> None:
     process = shell.start("run", "job", "--", "sh", "-c", waits_for(tmp_path) + "; echo done", preexec_fn=no_hangup)
-    until((tmp_path / "on").exists)
+    eventually((tmp_path / "on").exists)
     process.send_signal(signal.SIGHUP)
     (tmp_path / "off").touch()
     done = ended(process)
@@ -277,22 +288,25 @@ def test_inherited_files_reach_the_command(shell: Shell, tmp_path: Path) -> None
     assert (done.returncode, done.stdout) == (0, "hello")
 
 
+@pytest.mark.second_stage
 def test_command_inherits_no_database_connection(shell: Shell) -> None:
     done = shell.run("run", "job", "--", "sh", "-c", "ls -l /proc/self/fd")
     assert "socket" not in done.out
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_waiting_run_leaves_the_queue_on_a_signal(shell: Shell, client: dblock.Client, number: int, code: int) -> None:
     client.lock("job", ttl=60).acquire()
     process = shell.start("run", "job", "--", "echo", "ran")
-    until(client.lock("job").queue)
+    eventually(client.lock("job").queue)
     process.send_signal(number)
     done = ended(process)
     assert (done.code, done.out) == (code, "")
     assert client.lock("job").queue() == [], "its ticket was returned, not left to expire"
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("away", [False, True], ids=["in its group", "in its own session"])
 def test_leftover_processes_end_before_the_lock_is_free(
     shell: Shell, client: dblock.Client, tmp_path: Path, away: bool
@@ -308,10 +322,11 @@ def test_leftover_processes_end_before_the_lock_is_free(
     assert client.lock("job").try_acquire() is not None
 
 
+@pytest.mark.second_stage
 def test_command_that_ends_on_sigterm_is_not_killed(shell: Shell, tmp_path: Path) -> None:
     line = f"trap 'sleep 0.2; echo bye; exit 0' TERM; {waits_for(tmp_path)}"
     process = shell.start("run", "job", "--ttl", "6", "--grace", "2.4", "--", "sh", "-c", line)
-    until((tmp_path / "on").exists)
+    eventually((tmp_path / "on").exists)
     with overview(resolve(shell.dsn)) as database:
         assert database.force_release("job", database.locks(name="job")[0].number, actor="me", reason="test")
     done = ended(process)
@@ -363,6 +378,7 @@ def test_command_is_gone_before_the_next_grant_after_a_database_crash(
             assert ended(process).code == LOST
 
 
+@pytest.mark.second_stage
 @TRIALS
 def test_command_is_gone_before_the_next_grant_after_a_forced_release(
     shell: Shell, dsn: str, tmp_path: Path, trials: int, ttl: float
@@ -412,6 +428,7 @@ def thaw(pids: list[int]) -> None:
     send_signal(pids, signal.SIGCONT)
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize(
     ("all_of_it", "trials", "within"),
     [
@@ -432,7 +449,7 @@ def killed_on_waking(shell: Shell, dsn: str, log: Path, all_of_it: bool) -> floa
     """Freeze the processes past their deadline, wake them, and return how long the command lived then."""
     writer = [sys.executable, "-c", WRITER, dsn, str(log)]
     process = shell.start("run", "job", "--ttl", "4", "--grace", "0", "--", *writer)
-    until(lambda: log.exists() and "stored" in log.read_text())
+    eventually(lambda: log.exists() and "stored" in log.read_text())
     keeper, child = below(process.pid)
     frozen = [process.pid, keeper, child] if all_of_it else [process.pid, child]
     freeze(frozen)
@@ -446,9 +463,7 @@ def killed_on_waking(shell: Shell, dsn: str, log: Path, all_of_it: bool) -> floa
         store.put("ledger", "the next holder's", fence=lease)
         woken = time.monotonic()
         thaw([pid for pid in reversed(frozen) if is_there(pid)])
-        while is_there(child):
-            assert time.monotonic() - woken < 20
-            time.sleep(0.001)
+        eventually(lambda: not is_there(child), "the end of the command")
         took = time.monotonic() - woken - 2 * lateness()  # the keeper wakes, and then the process that is to die
         after = log.read_text()[len(before) :].split()
         kept = store.get("ledger")
@@ -468,7 +483,7 @@ def test_writer_log_would_show_late_writes(shell: Shell, dsn: str, tmp_path: Pat
     with fenced_store.FencedStore(dsn) as store:
         store.put("ledger", "the next holder's", fence=2**52)
         process = shell.start("run", "job", "--", sys.executable, "-c", WRITER, dsn, str(log))
-        until(lambda: log.exists() and log.read_text().count("refused") > 3)
+        eventually(lambda: log.exists() and log.read_text().count("refused") > 3)
         assert "stored" not in log.read_text()
         process.terminate()
         assert ended(process).code == 128 + signal.SIGTERM
@@ -494,6 +509,7 @@ time.sleep(float(sys.argv[2]))
 """Leaves three processes behind: a child, one in its own session, and an orphan in its own session."""
 
 
+@pytest.mark.second_stage
 def test_command_dies_with_a_killed_supervisor(shell: Shell, tmp_path: Path) -> None:
     process = shell.start("run", "job", "--", sys.executable, "-c", LEAVES, str(tmp_path / "pids"), "90")
     pids = pids_in(tmp_path / "pids")
@@ -501,12 +517,11 @@ def test_command_dies_with_a_killed_supervisor(shell: Shell, tmp_path: Path) -> 
     process.kill()
     process.wait(10)
     began = time.monotonic()
-    until(lambda: not alive(pids), "its end")
+    eventually(lambda: not alive(pids), "its end")
     assert time.monotonic() - began < 5, "at once, and not when the lease ends"
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_orphans_and_detached_processes_are_ended(shell: Shell, tmp_path: Path) -> None:
     leaves = [sys.executable, "-c", LEAVES, str(tmp_path / "pids"), "0"]
     done = shell.run("run", "job", "--grace", "0.5", "--", *leaves)
@@ -533,7 +548,7 @@ while True:
 def test_fast_forker_is_gone_before_the_next_grant(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     process = shell.start("run", "job", "--ttl", "4", "--grace", "0.4", "--", sys.executable, "-c", HOPS, str(trace))
-    until(lambda: trace.exists() and trace.stat().st_size > 20)
+    eventually(lambda: trace.exists() and trace.stat().st_size > 20)
     with measured() as lateness:
         assert shell.run("force-release", "job", "--yes").code == 0
         client.lock("job").acquire(timeout=20)
@@ -543,6 +558,7 @@ def test_fast_forker_is_gone_before_the_next_grant(shell: Shell, client: dblock.
     assert ended(process).code == LOST
 
 
+@pytest.mark.second_stage
 def test_command_dies_with_its_keeper(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     """Together with everything that it has started."""
     process = shell.start("run", "job", "--", sys.executable, "-c", LEAVES, str(tmp_path / "pids"), "90")
@@ -556,14 +572,13 @@ def test_command_dies_with_its_keeper(shell: Shell, client: dblock.Client, tmp_p
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_command_ends_although_its_keeper_is_frozen(shell: Shell, tmp_path: Path) -> None:
     process = shell.start("run", "job", "--ttl", "4", *stubborn(tmp_path / "pids"))
     pids = pids_in(tmp_path / "pids")
     keeper = below(process.pid)[0]
     freeze([keeper])
     assert shell.run("force-release", "job", "--yes").code == 0
-    until(lambda: not alive(pids), "its end")
+    eventually(lambda: not alive(pids), "its end")
     thaw([keeper])
     assert ended(process).code == LOST
 
@@ -590,7 +605,7 @@ def test_command_ends_in_time_although_the_supervisor_is_frozen(
 ) -> None:
     """The command is stopped and continued so often that the pipe to the frozen supervisor is full of reports."""
     process = shell.start("run", "job", "--ttl", "4", "--", "sh", "-c", waits_for(tmp_path))
-    until((tmp_path / "on").exists)
+    eventually((tmp_path / "on").exists)
     child = below(process.pid)[1]
     freeze([process.pid])
     ends = time.monotonic() + 1.5
@@ -618,16 +633,15 @@ def has_unread_commands(keeper: int) -> bool:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_command_is_not_started_after_the_lease_has_ended(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     """Frozen between the grant and the start, as when the whole machine is frozen."""
     lease = client.lock("job").acquire()
     process = shell.start("run", "job", "--ttl", "3", "--", "touch", str(tmp_path / "ran"))
-    until(client.lock("job").queue)
+    eventually(client.lock("job").queue)
     keeper = below(process.pid)[0]
     freeze([keeper])
     lease.release()
-    until(lambda: has_unread_commands(keeper), "the command to start")
+    eventually(lambda: has_unread_commands(keeper), "the command to start")
     freeze([process.pid])
     client.lock("job").acquire(timeout=20)
     thaw([keeper, process.pid])
@@ -636,15 +650,15 @@ def test_command_is_not_started_after_the_lease_has_ended(shell: Shell, client: 
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_command_gets_sigterm_once(shell: Shell, tmp_path: Path) -> None:
     line = f"trap 'echo term' TERM; {waits_for(tmp_path)}"
     process = shell.start("run", "job", "--ttl", "5", "--grace", "2", "--", "sh", "-c", line)
-    until((tmp_path / "on").exists)
+    eventually((tmp_path / "on").exists)
     assert shell.run("force-release", "job", "--yes").code == 0
     assert ended(process).out == "term\n"
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize(
     ("arguments", "code"), [(["--", "/no/such/command"], 127), (["--skip-if-held", "--", "true"], 75)]
 )
@@ -665,17 +679,18 @@ def test_closed_standard_error_keeps_the_exit_code(
 def test_closed_standard_files_do_no_harm(shell: Shell, client: dblock.Client, tmp_path: Path, closed: str) -> None:
     command = " ".join(f"'{part}'" for part in shell.command("run", "job", "--", "sh", "-c", waits_for(tmp_path)))
     process = subprocess.Popen(["bash", "-c", f"exec {command} {closed}"])
-    until((tmp_path / "on").exists)
+    eventually((tmp_path / "on").exists)
     assert client.lock("job").try_acquire() is None
     (tmp_path / "off").touch()
     assert process.wait(20) == 0
     assert client.lock("job").try_acquire() is not None
 
 
+@pytest.mark.second_stage
 def test_run_without_its_keeper_starts_nothing(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     lease = client.lock("job").acquire()
     process = shell.start("run", "job", "--", "touch", str(tmp_path / "ran"))
-    until(client.lock("job").queue)
+    eventually(client.lock("job").queue)
     os.kill(below(process.pid)[0], signal.SIGKILL)
     lease.release()
     assert ended(process).code == 128 + signal.SIGKILL
@@ -683,12 +698,11 @@ def test_run_without_its_keeper_starts_nothing(shell: Shell, client: dblock.Clie
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_stopped_command_does_not_continue_after_its_lease(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     line = f"while :; do echo x >> {trace}; done"
     process = shell.start("run", "job", "--ttl", "4", "--grace", "0", "--", "sh", "-c", line)
-    until(trace.exists)
+    eventually(trace.exists)
     frozen = [process.pid, *below(process.pid)]
     freeze(frozen)
     client.lock("job").acquire(timeout=20)
@@ -698,10 +712,11 @@ def test_stopped_command_does_not_continue_after_its_lease(shell: Shell, client:
     assert trace.stat().st_size == size, "the command was continued before it was killed"
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopped_command_still_receives_signals(shell: Shell, tmp_path: Path, number: int) -> None:
     process = shell.start("run", "job", "--", "sh", "-c", waits_for(tmp_path))
-    until((tmp_path / "on").exists)
+    eventually((tmp_path / "on").exists)
     freeze(below(process.pid)[1:2])
     process.send_signal(number)
     assert ended(process).code == 128 + number
@@ -711,14 +726,13 @@ def test_stopped_command_still_receives_signals(shell: Shell, tmp_path: Path, nu
 def test_stopped_command_can_end_cleanly_after_a_forced_release(shell: Shell, tmp_path: Path) -> None:
     line = f"trap 'echo bye; exit 0' TERM; {waits_for(tmp_path)}"
     process = shell.start("run", "job", "--ttl", "6", "--grace", "2.4", "--", "sh", "-c", line)
-    until((tmp_path / "on").exists)
+    eventually((tmp_path / "on").exists)
     freeze(below(process.pid)[1:2])
     assert shell.run("force-release", "job", "--yes").code == 0
     assert ended(process).out == "bye\n"
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_earlier_children_are_left_alone(shell: Shell, tmp_path: Path) -> None:
     """A shell started the service and then became `dblock run`. Its children do not belong to the command either."""
     service = "while :; do sleep 0.05; done"
@@ -746,18 +760,17 @@ def test_command_name_may_hold_any_bytes(shell: Shell, tmp_path: Path) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_short_database_outage_does_not_end_the_command(
     shell: Shell, dsn: str, client: dblock.Client, tmp_path: Path
 ) -> None:
     with Proxy(dsn) as proxy:
         line = waits_for(tmp_path) + "; echo done"
         process = shell.start("run", "job", "--ttl", "6", "--grace", "0.5", "--", "sh", "-c", line, dsn=proxy.dsn)
-        until((tmp_path / "on").exists)
+        eventually((tmp_path / "on").exists)
         proxy.fall_silent()
         asked, granted = proxy.requests, client.lock("job").holder()
         assert granted is not None
-        until(lambda: proxy.requests > asked, "a renewal that gets no reply")
+        eventually(lambda: proxy.requests > asked, "a renewal that gets no reply")
         time.sleep(0.2)
         proxy.flow()
 
@@ -766,16 +779,17 @@ def test_short_database_outage_does_not_end_the_command(
             assert now is not None
             return now.expires_at > granted.expires_at
 
-        until(is_renewed, "a renewal")
+        eventually(is_renewed, "a renewal")
         (tmp_path / "off").touch()
         done = ended(process)
         assert (done.code, done.out) == (0, "done\n")
 
 
+@pytest.mark.second_stage
 def test_database_outage_at_the_end_keeps_the_exit_code(shell: Shell, dsn: str, tmp_path: Path) -> None:
     with Proxy(dsn) as proxy:
         process = shell.start("run", "job", "--", "sh", "-c", waits_for(tmp_path) + "; exit 4", dsn=proxy.dsn)
-        until((tmp_path / "on").exists)
+        eventually((tmp_path / "on").exists)
         proxy.close()
         (tmp_path / "off").touch()
         done = ended(process)
@@ -783,6 +797,7 @@ def test_database_outage_at_the_end_keeps_the_exit_code(shell: Shell, dsn: str, 
     assert "could not be released" in done.err
 
 
+@pytest.mark.second_stage
 def test_ctrl_c_at_a_terminal_reaches_the_command(shell: Shell, tmp_path: Path) -> None:
     line = f"trap 'echo got it; exit 6' INT; echo ready; {waits_for(tmp_path)}"
     with Terminal(shell.command("run", "job", "--", "sh", "-c", line)) as terminal:
@@ -792,6 +807,7 @@ def test_ctrl_c_at_a_terminal_reaches_the_command(shell: Shell, tmp_path: Path) 
         assert terminal.ended() == 6
 
 
+@pytest.mark.second_stage
 def test_command_can_read_from_the_terminal(shell: Shell) -> None:
     with Terminal(
         shell.command("run", "job", "--", "sh", "-c", "echo ready; read word; echo you said $word")
@@ -824,6 +840,7 @@ def typed(shell: Shell, tmp_path: Path, *arguments: str) -> str:
     return f"sh {script}"
 
 
+@pytest.mark.second_stage
 def test_ctrl_z_stops_the_job_and_fg_continues_it(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     """In a shell with job control; stopped for less than the lease lasts."""
     bash.press(typed(shell, tmp_path, "job", "--", "sh", "-c", "echo ready; read w; echo you said $w") + "\r")
@@ -839,7 +856,6 @@ def test_ctrl_z_stops_the_job_and_fg_continues_it(shell: Shell, bash: Terminal, 
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_ctrl_z_and_bg_leave_the_terminal_to_the_shell(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     line = f"echo ready; while [ ! -e {tmp_path}/off ]; do sleep 0.02; done; touch {tmp_path}/done"
     bash.press(typed(shell, tmp_path, "job", "--", LOOPS, "-c", line) + "\r")
@@ -849,11 +865,10 @@ def test_ctrl_z_and_bg_leave_the_terminal_to_the_shell(shell: Shell, bash: Termi
     bash.press("bg\r")
     bash.press(f"touch {tmp_path}/off; echo still here\r")
     bash.wait_for("\nstill here")
-    until((tmp_path / "done").exists)
+    eventually((tmp_path / "done").exists)
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_job_stopped_past_its_lease_does_not_continue(
     shell: Shell, client: dblock.Client, bash: Terminal, tmp_path: Path
 ) -> None:
@@ -871,7 +886,6 @@ def test_job_stopped_past_its_lease_does_not_continue(
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_background_job_brought_to_the_front_can_read(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     bash.press(typed(shell, tmp_path, "job", "--", "sh", "-c", "read w; echo you said $w") + " &\r")
     bash.wait_for("[1]")
@@ -881,13 +895,14 @@ def test_background_job_brought_to_the_front_can_read(shell: Shell, bash: Termin
         time.sleep(0.3)
         return "Stopped" in bash.text
 
-    until(shows_the_stop, "the stop")
+    eventually(shows_the_stop, "the stop")
     bash.press("fg\r")
     bash.wait_for_job()
     bash.press("hello\r")
     bash.wait_for("you said hello")
 
 
+@pytest.mark.second_stage
 def test_command_in_a_pipeline_can_read_the_terminal(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     line = "echo ready >&2; read w; echo you said $w"
     bash.press(typed(shell, tmp_path, "job", "--", "sh", "-c", line) + " | cat\r")
@@ -897,7 +912,6 @@ def test_command_in_a_pipeline_can_read_the_terminal(shell: Shell, bash: Termina
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_ctrl_z_stops_a_command_in_a_pipeline(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     # A bash that waits for a program ignores Ctrl-C if the program ends at that moment, unless it has a trap.
@@ -907,17 +921,18 @@ def test_ctrl_z_stops_a_command_in_a_pipeline(shell: Shell, bash: Terminal, tmp_
     bash.wait_for("\nready")
     bash.press("\x1a")
     bash.wait_for("Stopped")
-    until(lambda: state_of(int((tmp_path / "pid").read_text())) == "T", "the stop of the command")
+    eventually(lambda: state_of(int((tmp_path / "pid").read_text())) == "T", "the stop of the command")
     size = trace.stat().st_size
     time.sleep(0.3)
     assert trace.stat().st_size == size
     bash.press("fg\r")
-    until(lambda: trace.stat().st_size > size)
+    eventually(lambda: trace.stat().st_size > size)
     bash.press("\x03")
     bash.press("echo still here\r")
     bash.wait_for("\nstill here")
 
 
+@pytest.mark.second_stage
 def test_command_can_read_the_terminal_with_redirected_input(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     line = "echo ready; read w < /dev/tty; echo you said $w"
     bash.press(typed(shell, tmp_path, "job", "--", "sh", "-c", line) + " < /dev/null\r")
@@ -926,6 +941,7 @@ def test_command_can_read_the_terminal_with_redirected_input(shell: Shell, bash:
     bash.wait_for("you said hello")
 
 
+@pytest.mark.second_stage
 def test_ctrl_z_does_nothing_without_job_control(shell: Shell) -> None:
     """As session leader: the first process of a container with a terminal, or behind ssh -t."""
     line = "echo ready; read w; echo you said $w"
@@ -939,7 +955,6 @@ def test_ctrl_z_does_nothing_without_job_control(shell: Shell) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_terminal_modes_are_restored_after_a_killed_command(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     line = "stty raw -echo; trap '' TERM; echo ready; sleep 60"
     bash.press(typed(shell, tmp_path, "job", "--ttl", "6", "--grace", "0.3", "--", "sh", "-c", line) + "\r")

@@ -13,7 +13,8 @@ from psycopg import conninfo
 import dblock
 from dblock.admin import schema
 from dblock.cli.run.passwords import has_password, without
-from tests.support.shell import Shell, ended, until
+from tests.support.eventually import eventually
+from tests.support.shell import Shell, ended
 from tests.support.stages import first
 
 
@@ -21,6 +22,7 @@ def waits(path: Path) -> list[str]:
     return ["--", "sh", "-c", f"touch {path}/on; while [ ! -e {path}/off ]; do sleep 0.02; done"]
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("options", first(1, [["--timeout", "0.2"], ["--skip-if-held"], ["--timeout", "0"]]))
 def test_quiet_run_that_does_not_get_the_lock_prints_nothing(
     shell: Shell, client: dblock.Client, options: list[str]
@@ -31,7 +33,6 @@ def test_quiet_run_that_does_not_get_the_lock_prints_nothing(
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_run_that_does_not_get_the_lock_names_the_holder(shell: Shell, dsn: str, role: str) -> None:
     """Also for a role that may only lock. It advises no command, because the role may not call `dblock show`."""
     schema.grant(dsn, role)
@@ -45,6 +46,7 @@ def test_run_that_does_not_get_the_lock_names_the_holder(shell: Shell, dsn: str,
             assert "waiting" not in done.err
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize(
     ("trouble", "code"),
     [
@@ -73,9 +75,10 @@ def test_errors_of_run_itself_have_codes_of_their_own(
     assert (done.code, done.out) == (code, "")
 
 
+@pytest.mark.second_stage
 def test_others_see_the_program_that_runs(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     process = shell.start("run", "job", *waits(tmp_path))
-    until((tmp_path / "on").exists)
+    eventually((tmp_path / "on").exists)
     shown = f"{socket.gethostname()} pid {process.pid} (sh)"
     assert shown in shell.run("ls").out
     assert shown in shell.run("show", "job").out
@@ -84,10 +87,11 @@ def test_others_see_the_program_that_runs(shell: Shell, client: dblock.Client, t
     assert ended(process).code == 0
 
 
+@pytest.mark.second_stage
 def test_holder_and_meta_are_shown(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     options = ["--holder", "nightly on web-3", "--meta", "ticket=812", "--meta", "url=http://x/?a=b"]
     process = shell.start("run", "job", *options, *waits(tmp_path))
-    until((tmp_path / "on").exists)
+    eventually((tmp_path / "on").exists)
     found = client.lock("job").holder()
     assert found is not None
     assert (found.holder, found.meta) == (
@@ -98,19 +102,21 @@ def test_holder_and_meta_are_shown(shell: Shell, client: dblock.Client, tmp_path
     assert ended(process).code == 0
 
 
+@pytest.mark.second_stage
 def test_listen_dsn_wakes_the_waiting_run(shell: Shell, dsn: str, client: dblock.Client) -> None:
     lease = client.lock("job").acquire()
     listen = conninfo.make_conninfo(dsn, application_name="past the pooler")
     process = shell.start("run", "job", "--listen-dsn", listen, "--", "echo", "ran")
-    until(client.lock("job").queue)
+    eventually(client.lock("job").queue)
     with psycopg.connect(dsn, autocommit=True) as connection:
         asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'past the pooler'"
-        until(lambda: connection.execute(asked).fetchone() == (1,), "the listener's connection")
+        eventually(lambda: connection.execute(asked).fetchone() == (1,), "the listener's connection")
     lease.release()
     assert ended(process).out == "ran\n"
     assert shell.run("run", "job", "--listen-dsn", "nonsense", "--", "true").code == 64
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("form", first(1, [["--dsn", "{}"], ["--dsn={}"], ["--listen-dsn", "{}"]]))
 def test_password_of_an_option_is_not_in_the_arguments_of_any_process(
     shell: Shell, dsn: str, role: str, tmp_path: Path, form: list[str]
@@ -122,7 +128,7 @@ def test_password_of_an_option_is_not_in_the_arguments_of_any_process(
     options = [part.format(secret) for part in form]
     command = f"env > {tmp_path}/env; touch {tmp_path}/on; while [ ! -e {tmp_path}/off ]; do sleep 0.02; done"
     process = shell.start("run", *options, "job", "--", "sh", "-c", command, env={"MARK": f"{tmp_path}"}, cold=True)
-    until((tmp_path / "on").exists)
+    eventually((tmp_path / "on").exists)
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             environment, arguments = (folder / "environ").read_bytes(), (folder / "cmdline").read_bytes()
@@ -139,6 +145,7 @@ def test_password_of_an_option_is_not_in_the_arguments_of_any_process(
     assert "app'" not in done.err
 
 
+@pytest.mark.second_stage
 def test_quiet_run_prints_no_warning_of_a_password(shell: Shell, dsn: str, role: str) -> None:
     schema.grant(dsn, role)
     shell.dsn = conninfo.make_conninfo(dsn, user=role, password="app")

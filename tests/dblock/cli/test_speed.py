@@ -22,6 +22,7 @@ def slowdown() -> float:
     return took / (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
+@pytest.mark.alone
 def test_ls_starts_quickly(shell: Shell) -> None:
     """From start to end, against a running database. The fastest run counts, as if the machine were idle."""
 

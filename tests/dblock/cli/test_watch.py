@@ -15,9 +15,10 @@ import psycopg
 import pytest
 
 import dblock
+from tests.support.eventually import eventually
 from tests.support.machine import measured
 from tests.support.proxy import Proxy
-from tests.support.shell import Shell, ended, until
+from tests.support.shell import Shell, ended
 from tests.support.terminal import Terminal
 
 HOSTILE = "a\x1b[2J\rb\u202ec\nd"
@@ -67,11 +68,10 @@ def names(terminal: Terminal) -> list[str]:
 def wait_for_a_drawing(terminal: Terminal) -> None:
     """Return when the screen, which changes no more, was drawn to its end: each drawing begins in the upper corner."""
     begun = terminal.raw.count(HOME)
-    until(lambda: terminal.raw.count(HOME) >= begun + 2, "a drawing")
+    eventually(lambda: terminal.raw.count(HOME) >= begun + 2, "a drawing")
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_locks_appear_with_holder_token_and_time_left(shell: Shell, clients: dict[str, dblock.Client]) -> None:
     lease = clients["ann"].lock("invoice:1", ttl=60).acquire()
     with watching(shell) as terminal:
@@ -84,29 +84,29 @@ def test_locks_appear_with_holder_token_and_time_left(shell: Shell, clients: dic
         # The remaining time counts down from poll to poll.
         left = float(seen[4])
         assert 37 < left <= 60, "the lease is renewed when 40 s are left"
-        until(lambda: float(row(terminal, "invoice:1").split()[4]) < left)
+        eventually(lambda: float(row(terminal, "invoice:1").split()[4]) < left)
         clients["bob"].lock("report", ttl=60).acquire()
         terminal.wait_for("report  granted to bob under token")
         assert names(terminal) == ["invoice:1", "report"]
         lease.release()
         terminal.wait_for("invoice:1  freed by ann")
-        until(lambda: names(terminal) == ["report"])
+        eventually(lambda: names(terminal) == ["report"])
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_time_left_counts_down_between_two_polls(shell: Shell, clients: dict[str, dblock.Client]) -> None:
     clients["ann"].lock("a", ttl=60).acquire()
     with watching(shell, "--interval", "600") as terminal:
         terminal.wait_for("ann")
         wait_for_a_drawing(terminal)
         left = float(row(terminal, "a").split()[4])
-        until(lambda: float(row(terminal, "a").split()[4]) < left - 0.5)
+        eventually(lambda: float(row(terminal, "a").split()[4]) < left - 0.5)
         # Opening a lock polls at once.
         terminal.press("\r")
         terminal.wait_for("state     held")
 
 
+@pytest.mark.second_stage
 def test_empty_screen_says_so(shell: Shell) -> None:
     with watching(shell) as terminal:
         terminal.wait_for("No lock is held or waited for.")
@@ -119,11 +119,11 @@ def test_hand_off_is_shown_and_counted(shell: Shell, clients: dict[str, dblock.C
     waits = threading.Thread(target=clients["bob"].lock("a", ttl=60).acquire)
     waits.start()
     with watching(shell) as terminal:
-        until(lambda: row(terminal, "a").split()[-2:] == ["1", "-"], "the waiter")
+        eventually(lambda: row(terminal, "a").split()[-2:] == ["1", "-"], "the waiter")
         assert "1 held  1 awaited  1 waiting  0.0 hand-offs/s" in terminal.text
         lease.release()
         terminal.wait_for("to bob under token")
-        until(lambda: row(terminal, "a").split()[-2:] == ["-", "1"], "the hand-off")
+        eventually(lambda: row(terminal, "a").split()[-2:] == ["-", "1"], "the hand-off")
         assert "0 awaited  0 waiting  0.0 hand-offs/s" not in terminal.text
     waits.join()
 
@@ -153,6 +153,7 @@ def test_recorded_events_are_shown_once(shell: Shell, owner: psycopg.Connection)
         assert "taken  freed" not in terminal.text
 
 
+@pytest.mark.second_stage
 def test_refusal_by_a_fence_is_shown_and_counted(shell: Shell, owner: psycopg.Connection) -> None:
     with watching(shell) as terminal:
         terminal.wait_for("0 refused")
@@ -161,12 +162,14 @@ def test_refusal_by_a_fence_is_shown_and_counted(shell: Shell, owner: psycopg.Co
         terminal.wait_for("1 refused")
 
 
+@pytest.mark.second_stage
 def test_database_without_fences_shows_no_refusals(shell: Shell, owner: psycopg.Connection) -> None:
     owner.execute("DROP SCHEMA fenced_store CASCADE")
     with watching(shell) as terminal:
         assert "refused" not in terminal.wait_for("hand-offs/s")
 
 
+@pytest.mark.second_stage
 def test_locks_are_sorted_reversed_and_filtered(
     shell: Shell, clients: dict[str, dblock.Client], owner: psycopg.Connection
 ) -> None:
@@ -174,28 +177,28 @@ def test_locks_are_sorted_reversed_and_filtered(
         clients["ann"].lock(name, ttl=ttl).acquire()
     join_queue(owner, "gamma", "carol")
     with watching(shell) as terminal:
-        until(lambda: names(terminal) == ["alpha", "beta", "gamma"])
+        eventually(lambda: names(terminal) == ["alpha", "beta", "gamma"])
         terminal.press("r")
-        until(lambda: names(terminal) == ["gamma", "beta", "alpha"])
+        eventually(lambda: names(terminal) == ["gamma", "beta", "alpha"])
         terminal.press("rs")
         terminal.wait_for("by time left")
-        until(lambda: names(terminal) == ["beta", "alpha", "gamma"])
+        eventually(lambda: names(terminal) == ["beta", "alpha", "gamma"])
         terminal.press("s")
         terminal.wait_for("by waiting")
-        until(lambda: names(terminal) == ["gamma", "alpha", "beta"])
+        eventually(lambda: names(terminal) == ["gamma", "alpha", "beta"])
         terminal.press("ss/")
         terminal.wait_for("Enter keeps")
         terminal.press("LPx\x7f")  # any letter belongs to the filter
-        until(lambda: names(terminal) == ["alpha"])
+        eventually(lambda: names(terminal) == ["alpha"])
         terminal.press("\r")
         terminal.wait_for("filter: LP")
-        until(lambda: names(terminal) == ["alpha"])
+        eventually(lambda: names(terminal) == ["alpha"])
         terminal.press("\x1b")
-        until(lambda: names(terminal) == ["alpha", "beta", "gamma"])
+        eventually(lambda: names(terminal) == ["alpha", "beta", "gamma"])
         terminal.press("/qs?j\x1b")  # keys with a meaning belong to the filter too
-        until(lambda: names(terminal) == ["alpha", "beta", "gamma"])
+        eventually(lambda: names(terminal) == ["alpha", "beta", "gamma"])
         terminal.press("/b*t\r")
-        until(lambda: names(terminal) == ["beta"])
+        eventually(lambda: names(terminal) == ["beta"])
 
 
 @pytest.mark.second_stage
@@ -210,6 +213,7 @@ def test_pattern_selects_locks_and_their_changes(shell: Shell, clients: dict[str
         assert "report" not in terminal.text
 
 
+@pytest.mark.second_stage
 def test_opened_lock_shows_its_queue_and_history(
     shell: Shell, clients: dict[str, dblock.Client], owner: psycopg.Connection
 ) -> None:
@@ -235,7 +239,7 @@ def test_opened_lock_shows_its_queue_and_history(
         lease.release()
         terminal.wait_for("state     free, released")
         terminal.press("\x7f")
-        until(lambda: "alpha" in names(terminal))
+        eventually(lambda: "alpha" in names(terminal))
         wait_for_a_drawing(terminal)
         assert "QUEUE" not in terminal.text
 
@@ -257,7 +261,6 @@ def test_long_list_scrolls_with_the_selection(shell: Shell, owner: psycopg.Conne
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_paused_screen_stands_still(shell: Shell, clients: dict[str, dblock.Client]) -> None:
     clients["ann"].lock("a", ttl=60).acquire()
     with watching(shell) as terminal:
@@ -303,6 +306,7 @@ def test_screen_survives_a_database_that_stops_replying(
         terminal.wait_for("b  granted to bob")
 
 
+@pytest.mark.second_stage
 def test_screen_fits_any_window(shell: Shell, clients: dict[str, dblock.Client]) -> None:
     clients["ann"].lock("a" * 100, ttl=60).acquire()
     with watching(shell) as terminal:
@@ -312,7 +316,7 @@ def test_screen_fits_any_window(shell: Shell, clients: dict[str, dblock.Client])
             terminal.wait_for(part)
         terminal.resize(130, 40)
         terminal.wait_for("HAND-OFFS")
-        until(lambda: "q quit" in terminal.lines()[39])
+        eventually(lambda: "q quit" in terminal.lines()[39])
         assert sum("q quit" in line for line in terminal.lines()) == 1
         terminal.press("q")
         assert terminal.ended() == 0
@@ -330,6 +334,7 @@ def _by_term(terminal: Terminal) -> None:
     os.kill(terminal.pid, signal.SIGTERM)
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize(("end", "code"), [(_by_q, 0), (_by_ctrl_c, 130), (_by_term, 143)])
 def test_terminal_is_restored_at_the_end(shell: Shell, end: Callable[[Terminal], None], code: int) -> None:
     with watching(shell) as terminal:
@@ -352,11 +357,11 @@ def test_ctrl_z_restores_the_terminal_until_continued(shell: Shell) -> None:
     with watching(shell) as terminal:
         terminal.wait_for("q quit")
         os.kill(terminal.pid, signal.SIGTSTP)
-        until(lambda: os.waitid(os.P_PID, terminal.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT), "the stop")
+        eventually(lambda: os.waitid(os.P_PID, terminal.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT), "the stop")
         assert terminal.settings_now() == terminal.settings
-        until(lambda: terminal.raw.count(LEAVES) == 1)
+        eventually(lambda: terminal.raw.count(LEAVES) == 1)
         os.kill(terminal.pid, signal.SIGCONT)
-        until(lambda: terminal.raw.count(ENTERS) == 2)
+        eventually(lambda: terminal.raw.count(ENTERS) == 2)
         terminal.press("q")
         assert terminal.ended() == 0
         assert terminal.settings_now() == terminal.settings
@@ -401,6 +406,7 @@ def test_stream_prints_a_line_for_each_change(
     assert done.err == "dblock: interrupted\n"
 
 
+@pytest.mark.second_stage
 def test_json_stream_prints_an_object_for_each_change(shell: Shell, clients: dict[str, dblock.Client]) -> None:
     lease = clients["ann"].lock("a\n", ttl=60).acquire()
     process = shell.start("watch", "--interval", "0.1", "--json")
@@ -419,6 +425,7 @@ def test_json_stream_prints_an_object_for_each_change(shell: Shell, clients: dic
     assert (done.code, done.err) == (143, "")
 
 
+@pytest.mark.second_stage
 def test_json_at_a_terminal_is_a_stream(shell: Shell) -> None:
     with watching(shell, "--json") as terminal:
         assert ENTERS not in terminal.wait_for('"event": "watching"').encode()
@@ -426,6 +433,7 @@ def test_json_at_a_terminal_is_a_stream(shell: Shell) -> None:
         assert terminal.ended() == 130
 
 
+@pytest.mark.second_stage
 def test_stream_ends_when_its_reader_is_gone(shell: Shell) -> None:
     process = shell.start("watch")
     process.stdout.readline()
@@ -434,6 +442,7 @@ def test_stream_ends_when_its_reader_is_gone(shell: Shell) -> None:
     assert process.stderr.read() == ""
 
 
+@pytest.mark.second_stage
 def test_cut_connection_is_reported_once_and_reopened(
     shell: Shell, clients: dict[str, dblock.Client], dsn: str
 ) -> None:
@@ -457,6 +466,7 @@ def test_unreachable_database_at_the_start_is_exit_code_69(shell: Shell, form: l
     assert "hunter2" not in done.err
 
 
+@pytest.mark.second_stage
 def test_error_at_the_start_is_reported_without_a_screen(shell: Shell, bare_dsn: str) -> None:
     with watching(shell, dsn="host=127.0.0.1 port=1 user=x") as terminal:
         assert terminal.ended() == 69
@@ -473,6 +483,7 @@ def test_invalid_interval_is_refused(shell: Shell, interval: str) -> None:
     assert "--interval" in done.err
 
 
+@pytest.mark.second_stage
 def test_privilege_see_is_enough_and_is_named_if_missing(shell: Shell, dsn: str, role: str) -> None:
     from psycopg import conninfo
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 import dblock
 from dblock._runtime.listener_connection import ListenerConnection, LoopReader
 from tests.dblock.client.test_engines import url
+from tests.support.eventually import eventually, eventually_async
 from tests.support.forks import run_in_fork
 from tests.support.machine import measured, too_late_to_renew
 
@@ -34,18 +35,10 @@ def block(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def until(true: Callable[[], object], within: float = 20) -> float:
-    began = time.monotonic()
-    while not true():
-        assert time.monotonic() < began + within, "the condition did not become true"
-        time.sleep(0.01)
-    return time.monotonic() - began
-
-
 def block_until_renewed(lease: dblock.AsyncLease) -> None:
     """Block this thread until the lease was renewed because it was due, and not only to tie it to a presence."""
     beyond = lease.expires_at + timedelta(seconds=1)
-    until(lambda: lease.lost.is_set() or lease.expires_at > beyond)
+    eventually(lambda: lease.lost.is_set() or lease.expires_at > beyond)
 
 
 @pytest.fixture
@@ -105,7 +98,7 @@ async def test_loss_is_known_to_every_thread_while_the_loop_is_blocked(dsn: str,
 
     def watch(lease: dblock.AsyncLease) -> None:
         owner.execute(FREE_ROW)
-        until(lambda: lease._state.loss)
+        eventually(lambda: lease._state.loss)
         seen.extend([lease.lost.reason, lease.remaining(), cancelled])
 
     cancelled = False
@@ -131,8 +124,7 @@ async def test_waiter_whose_loop_is_blocked_does_not_hold_up_the_queue(dsn: str)
         held = other.lock("a", ttl=60).acquire()
         async with dblock.AsyncClient(dsn) as client:
             first = asyncio.create_task(client.lock("a").acquire())
-            while not await client.lock("a").queue():
-                await asyncio.sleep(0.01)
+            await eventually_async(client.lock("a").queue, "the first waiter is queued")
             behind: list[float] = []
 
             def wait_behind() -> None:
@@ -141,7 +133,7 @@ async def test_waiter_whose_loop_is_blocked_does_not_hold_up_the_queue(dsn: str)
 
             thread = threading.Thread(target=wait_behind)
             thread.start()
-            until(lambda: len(other.lock("a").queue()) == 2)
+            eventually(lambda: len(other.lock("a").queue()) == 2)
             released = time.monotonic()
             held.release()
             thread.join()  # the loop is blocked
@@ -167,9 +159,11 @@ def test_client_whose_loop_was_closed_releases_its_leases_and_ends(dsn: str, own
 
     client = dblock.AsyncClient(dsn)
     lease = asyncio.run(acquire())
-    assert until(lambda: owner.execute(HELD).fetchone() == (0,)) < 2.5
+    began = time.monotonic()
+    eventually(lambda: owner.execute(HELD).fetchone() == (0,), "the lease is released")
+    assert time.monotonic() - began < 2.5
     assert lease.remaining() == 0
-    until(lambda: not client._runtime.keepalive.running and not client._runtime.listener.running)
+    eventually(lambda: not client._runtime.keepalive.running and not client._runtime.listener.running)
     with pytest.raises(dblock.DblockError, match="another event loop"):
         asyncio.run(acquire())
 
@@ -204,13 +198,14 @@ async def test_clients_of_several_loops_one_after_the_other_keep_their_leases(ds
         thread.join()
 
 
+@pytest.mark.second_stage
 async def test_child_of_a_fork_leaves_the_lease_and_the_threads_of_its_parent_alone(dsn: str) -> None:
     async with dblock.AsyncClient(dsn) as client, client.lock("a") as lease:
         assert run_in_fork(lambda: lease.remaining() == 0 and threading.active_count() == 1) == 0
         await lease.renew()
 
 
-@pytest.mark.needs_presence
+@pytest.mark.usefixtures("needs_presence")
 @pytest.mark.second_stage
 def test_child_of_a_fork_does_not_keep_its_parents_presence_alive(dsn: str) -> None:
     """The child has a copy of each socket of its parent, also of those that the event loop watches."""
@@ -280,7 +275,7 @@ def test_program_with_an_engine_that_does_not_close_releases_its_lease(tcp_dsn: 
         assert observer.execute(HELD.replace("holder", "dblock.holder")).fetchone() == (0,)
 
 
-@pytest.mark.needs_presence
+@pytest.mark.usefixtures("needs_presence")
 @pytest.mark.second_stage
 @pytest.mark.parametrize("how", ["creator", "event"])
 async def test_threads_connect_as_the_async_engine_does(dsn: str, owner: psycopg.Connection, how: str) -> None:
@@ -297,8 +292,7 @@ async def test_threads_connect_as_the_async_engine_does(dsn: str, owner: psycopg
 
         event.listen(engine.sync_engine, "connect", name)
     async with dblock.AsyncClient(engine) as client, client.lock("a", ttl=4) as lease:
-        while lease._state.presence is None:
-            await asyncio.sleep(0.01)
+        await eventually_async(lambda: lease._state.presence, "the lease has its presence")
         block_until_renewed(lease)
         lease.raise_if_lost()
         sessions = owner.execute(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 import psycopg
 
 import dblock
+from tests.support.eventually import eventually_async
 
 MAX_AWAITS = 60
 
@@ -71,20 +71,17 @@ async def idle_again(client: dblock.AsyncClient, owner: psycopg.Connection) -> N
     runner = client._runtime.runner
     assert runner is not None
     pool = runner._pool
-    deadline = time.monotonic() + 20
-    while len(pool._slots) != len(pool._idle):
-        assert time.monotonic() < deadline, f"{len(pool._slots)} connections, of which {len(pool._idle)} are idle"
-        await asyncio.sleep(0.01)
+    await eventually_async(lambda: len(pool._slots) == len(pool._idle), "every connection is idle")
     backends = (
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'dblock'"
     )
-    while True:
+
+    def no_others() -> bool:
         row = owner.execute(backends).fetchone()
         assert row is not None
-        if row[0] <= len(pool._idle) + 2:  # plus the connections of the keep-alive and the listener
-            return
-        assert time.monotonic() < deadline, f"{row[0]} connections, but the pool has {len(pool._idle)}"
-        await asyncio.sleep(0.01)
+        return bool(row[0] <= len(pool._idle) + 2)  # plus the connections of the keep-alive and the listener
+
+    await eventually_async(no_others, "the server has no connection that is not in the pool")
 
 
 def holders(owner: psycopg.Connection) -> int:
@@ -106,10 +103,7 @@ async def test_acquire_cancelled_at_any_await_leaves_no_lock_and_no_connection(
             await (await client.lock(f"{at}", ttl=600).acquire()).release()
 
         async def check(at: int) -> None:
-            deadline = time.monotonic() + 20
-            while holders(owner):
-                assert time.monotonic() < deadline, f"cancelled at await {at}, the lock stays held"
-                await asyncio.sleep(0.01)
+            await eventually_async(lambda: not holders(owner), f"the lock is free, cancelled at await {at}")
             await idle_again(client, owner)
 
         assert await each_await(acquire, check) >= 3
@@ -133,17 +127,17 @@ async def test_renew_cancelled_at_any_await_keeps_the_lease(dsn: str, owner: psy
 
 async def test_release_cancelled_at_any_await_still_frees_the_lock(dsn: str, owner: psycopg.Connection) -> None:
     async with dblock.AsyncClient(dsn) as client:
-        leases = [await client.lock(f"{number}", ttl=60).acquire() for number in range(MAX_AWAITS)]
+        leases = [await client.lock(f"{number}", ttl=600).acquire() for number in range(MAX_AWAITS)]
 
         async def release(at: int) -> None:
             await leases[at].release()
 
         async def check(at: int) -> None:
             name = leases[at].name
-            deadline = time.monotonic() + 20
-            while owner.execute("SELECT 1 FROM holder(%s)", [name]).fetchone():
-                assert time.monotonic() < deadline, f"cancelled at await {at}, the lock stays held"
-                await asyncio.sleep(0.01)
+            holder = "SELECT 1 FROM holder(%s)"
+            await eventually_async(
+                lambda: not owner.execute(holder, [name]).fetchone(), f"the lock is free, cancelled at await {at}"
+            )
             assert leases[at].remaining() == 0
             await idle_again(client, owner)
 

@@ -22,17 +22,21 @@ from psycopg import conninfo, sql
 
 import dblock
 from dblock._core.schema_version import REVISION
+from dblock._core.timings import Timings
 from dblock._runtime import target
 from dblock.admin import schema
+from tests.support.eventually import eventually, eventually_async
 from tests.support.facade import Clients
 from tests.support.forks import run_in_fork
 from tests.support.proxy import Proxy
 from tests.support.servers import private_server
 from tests.support.sessions import Sessions
-from tests.support.shell import until
 from tests.support.stages import first, sync_first
 from tests.support.tokens import T1
 from tests.support.warm_start import Program
+
+WAITS = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+"""Finds a session that waits for a lock of Postgres."""
 
 
 def set_patience(client: Any, seconds: float) -> None:
@@ -62,6 +66,7 @@ async def test_older_and_newer_schema_raise_different_errors(
         await clients().lock("a").try_acquire()
 
 
+@pytest.mark.second_stage
 async def test_unreachable_database_is_an_error_at_once(clients: Clients) -> None:
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))  # and does not listen, so that no other program has this port
@@ -157,13 +162,14 @@ async def test_retried_release_does_not_free_the_lock_of_the_next_holder(clients
         await client.close()
 
 
+@pytest.mark.second_stage
 @sync_first
 @pytest.mark.usefixtures("known_tokens")
 async def test_call_without_a_reply_is_given_up_and_undone(
     clients: Clients, sessions: Sessions, owner: psycopg.Connection
 ) -> None:
     """Another session has locked the table, and keeps the lock."""
-    client = clients(pool_size=1)
+    client = clients(pool_size=1, timings=Timings())
     await client.lock("warm").holder()
     keeper = sessions.open()
     keeper.do("BEGIN")
@@ -181,10 +187,11 @@ async def test_call_without_a_reply_is_given_up_and_undone(
     assert (await client.lock("a").try_acquire()).token == T1
 
 
+@pytest.mark.second_stage
 async def test_server_that_stops_replying_after_the_login_is_an_error_in_bounded_time(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
         proxy.fall_silent_at(b"pg_backend_pid")
-        client = clients(proxy.dsn, patience=1)
+        client = clients(proxy.dsn, patience=1, timings=Timings())
         started = time.monotonic()
         with pytest.raises(dblock.Unavailable):
             await client.lock("a").acquire()
@@ -194,7 +201,6 @@ async def test_server_that_stops_replying_after_the_login_is_an_error_in_bounded
 
 @sync_first
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_silent_network_is_an_error_in_bounded_time(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn)
@@ -221,8 +227,7 @@ async def test_cancelled_acquire_gives_back_a_grant_that_still_arrives(
         keeper.do("BEGIN")
         keeper.do("LOCK TABLE distributed_locks")
         leaving = asyncio.ensure_future(client.lock("a").try_acquire())
-        while not owner.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone():
-            await asyncio.sleep(0.01)
+        await eventually_async(lambda: owner.execute(WAITS).fetchone(), "the grant waits")
         leaving.cancel()
         keeper.do("COMMIT")
         with pytest.raises(asyncio.CancelledError):
@@ -252,7 +257,7 @@ async def test_acquiring_cancelled_at_any_moment_leaves_no_lock_and_no_connectio
         assert (await client.lock("after").acquire()).token
         assert finished < 40 * times
     left = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'dblock'"
-    until(lambda: owner.execute(left).fetchone() is None, "the end of all sessions")
+    eventually(lambda: owner.execute(left).fetchone() is None, "the end of all sessions")
 
 
 async def test_client_closed_while_it_opens_stays_closed(dsn: str) -> None:
@@ -271,10 +276,8 @@ def test_garbage_collected_client_leaves_no_connection(dsn: str, owner: psycopg.
     client.lock("a").holder()
     del client
     gc.collect()
-    deadline = time.monotonic() + 20
-    while owner.execute("SELECT 1 FROM pg_stat_activity WHERE application_name = 'dblock'").fetchone():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    left = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'dblock'"
+    eventually(lambda: not owner.execute(left).fetchone(), "the end of all sessions")
 
 
 def test_ctrl_c_during_acquire_leaves_no_lock(dsn: str, sessions: Sessions, owner: psycopg.Connection) -> None:
@@ -283,9 +286,12 @@ def test_ctrl_c_during_acquire_leaves_no_lock(dsn: str, sessions: Sessions, owne
     keeper.do("LOCK TABLE distributed_locks")
     script = "import dblock, sys; dblock.Client(sys.argv[1]).lock('a', ttl=600).acquire()"
     leaving = Program([sys.executable, "-c", script, dsn], stderr=subprocess.PIPE)
-    while not owner.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone():
+
+    def waits() -> Any:
         assert leaving.poll() is None
-        time.sleep(0.01)
+        return owner.execute(WAITS).fetchone()
+
+    eventually(waits, "the acquire waits")
     leaving.send_signal(signal.SIGINT)
     keeper.do("COMMIT")
     leaving.communicate(timeout=20)
@@ -402,8 +408,7 @@ async def test_exhausted_pool_is_an_error_that_names_its_size(clients: Clients, 
         blocker.execute("LOCK TABLE dblock.distributed_locks IN ACCESS EXCLUSIVE MODE")
         stuck = asyncio.ensure_future(client.lock("a").try_acquire())
         await asyncio.sleep(0)
-        while not owner.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone():
-            await asyncio.sleep(0.01)
+        await eventually_async(lambda: owner.execute(WAITS).fetchone(), "the grant waits")
         with pytest.raises(dblock.Unavailable, match="All 1 connections .* busy for 0.3 s"):
             await client.lock("b").try_acquire()
         blocker.rollback()
@@ -436,7 +441,7 @@ async def test_held_locks_take_no_connection_and_no_transaction(clients: Clients
     # A renewal may be in flight at any moment. A held lock that needed a transaction would still have it later.
     before = transactions()
     await asyncio.sleep(0.5)
-    await asyncio.to_thread(until, lambda: not before & transactions())
+    await eventually_async(lambda: not before & transactions())
 
 
 def test_client_opens_nothing_before_the_first_call(dsn: str, owner: psycopg.Connection) -> None:
@@ -480,6 +485,7 @@ async def test_logging_is_quiet_and_never_shows_the_password(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
+@pytest.mark.second_stage
 def test_client_used_after_fork_opens_connections_of_its_own(dsn: str, owner: psycopg.Connection) -> None:
     def backends() -> set[int]:
         found = owner.execute("SELECT pid FROM pg_stat_activity WHERE " + CLIENT_SESSIONS).fetchall()
@@ -488,7 +494,7 @@ def test_client_used_after_fork_opens_connections_of_its_own(dsn: str, owner: ps
     with dblock.Client(dsn) as client:
         mine = client.lock("a").acquire()
         # The parent itself replaces the connection of its listener if it forks while that connection is being opened.
-        until(lambda: client._runtime.listener._newest)
+        eventually(lambda: client._runtime.listener._newest)
         parents = backends()
 
         def body() -> bool:
@@ -503,6 +509,7 @@ def test_client_used_after_fork_opens_connections_of_its_own(dsn: str, owner: ps
         assert mine.release()
 
 
+@pytest.mark.second_stage
 def test_child_leaves_its_parents_lease_alone(dsn: str) -> None:
     with dblock.Client(dsn) as client, client.lock("a") as lease:
 
@@ -516,6 +523,7 @@ def test_child_leaves_its_parents_lease_alone(dsn: str) -> None:
         lease.renew()
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("held", ["the client's", "the pool's", "the keep-alive's"])
 def test_thread_lock_that_was_held_at_the_fork_does_not_hang_the_child(dsn: str, held: str) -> None:
     with dblock.Client(dsn) as client, client.lock("parent's"):
@@ -525,12 +533,15 @@ def test_thread_lock_that_was_held_at_the_fork_does_not_hang_the_child(dsn: str,
             "the pool's": client._runtime.runner._pool._lock,
             "the keep-alive's": client._runtime.keepalive._starting,
         }
+        runner = client._runtime.runner
         if held == "the client's":
             client._runtime.runner = None
         with locks[held]:
             assert run_in_fork(lambda: client.lock("child's").acquire().release()) == 0
+        client._runtime.runner = runner
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("forks", [4, pytest.param(20, marks=pytest.mark.second_stage)])
 def test_fork_while_other_threads_use_the_client_does_not_hang_the_child(dsn: str, forks: int) -> None:
     """At the fork the other threads may hold any of the client's locks. None of these threads exists in the child."""
@@ -661,6 +672,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.second_stage
 def test_child_has_no_connection_of_its_parent_though_a_signal_interrupted_the_wait_of_the_fork(dsn: str) -> None:
     """Python forks even if a callback that runs before the fork raises."""
     done = subprocess.run(
@@ -720,7 +732,7 @@ def unreplicated(request: pytest.FixtureRequest) -> Iterator[tuple[str, psycopg.
         owner.execute("SET search_path TO dblock")
         owner.execute("ALTER SYSTEM SET synchronous_standby_names = 'missing'")
         owner.execute("SELECT pg_reload_conf()")
-        until(lambda: waits_for_a_standby(own.url))
+        eventually(lambda: waits_for_a_standby(own.url))
         yield own.url, owner
 
 
@@ -730,6 +742,7 @@ def waits_for_a_standby(url: str) -> bool:
         return session.execute("SHOW synchronous_standby_names").fetchone() == ("missing",)
 
 
+@pytest.mark.second_stage
 @sync_first
 async def test_grant_that_arrives_after_patience_ends_is_given_back(
     clients: Clients, unreplicated: tuple[str, psycopg.Connection]
@@ -746,6 +759,7 @@ async def test_grant_that_arrives_after_patience_ends_is_given_back(
     await client.close()
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("retry", ["false", "true"])
 def test_grant_found_by_a_retry_is_as_durable_as_the_first_request(
     unreplicated: tuple[str, psycopg.Connection], retry: str
@@ -758,11 +772,12 @@ def test_grant_found_by_a_retry_is_as_durable_as_the_first_request(
         session = psycopg.connect(url, autocommit=True)
         thread = threading.Thread(target=_quietly, args=(session, attempt.format(sending)))
         thread.start()
-        deadline = time.monotonic() + 20
-        while not (row := owner.execute(waiting).fetchone()):
+
+        def waits(thread: threading.Thread = thread) -> Any:
             assert thread.is_alive(), "the request returned without waiting for a standby"
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+            return owner.execute(waiting).fetchone()
+
+        row = eventually(waits, "the request waits for a standby")
         owner.execute("SELECT pg_terminate_backend(%s)", row)
         thread.join()
         session.close()

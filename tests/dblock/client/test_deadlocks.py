@@ -17,18 +17,24 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import dblock
-from dblock._core import deadlocks
 from dblock._runtime.owners import caller
+from tests.support.eventually import eventually, eventually_async
 from tests.support.facade import Clients
 from tests.support.machine import measured
-
-pytestmark = pytest.mark.beside_others
+from tests.support.timings import timings_with
 
 
 @pytest.fixture
-def early(monkeypatch: pytest.MonkeyPatch) -> None:
+def early(clients: Clients) -> None:
     """Let waiters look for deadlocks after a moment instead of half a second."""
-    monkeypatch.setattr(deadlocks, "LOOK_INTERVAL", 0.05)
+    clients.timings = timings_with(deadlock_look_interval=0.05)
+
+
+@pytest.fixture
+def early_client(dsn: str) -> Iterator[dblock.Client]:
+    """A client whose waiters look that early."""
+    with dblock.Client(dsn, timings=timings_with(deadlock_look_interval=0.05)) as client:
+        yield client
 
 
 class Ring:
@@ -90,8 +96,7 @@ async def test_ring_of_tasks_has_one_victim_soon(dsn: str, size: int) -> None:
     assert ring.took < 1 + size * 0.02 + 10 * late, f"took {ring.took:.2f} s"
 
 
-@pytest.mark.long
-@pytest.mark.alone
+@pytest.mark.nightly
 @pytest.mark.timeout(7200)
 async def test_thousand_rings_of_any_size_have_one_victim_each(dsn: str) -> None:
     chance, took = random.Random(), []
@@ -187,8 +192,7 @@ async def test_second_read_behind_a_waiting_writer_is_a_deadlock(clients: Client
     reader = await client.read_lock("rw").acquire()
     assert await (await client.read_lock("rw").acquire()).release(), "no writer waits yet"
     writer = asyncio.ensure_future(client.write_lock("rw").acquire())
-    while not await client.read_lock("rw").queue():
-        await asyncio.sleep(0.01)
+    await eventually_async(client.read_lock("rw").queue, "the writer is queued")
     with pytest.raises(dblock.LockTimeout):
         await client.read_lock("rw").acquire(timeout=0.1)
     with pytest.raises(dblock.DeadlockDetected) as caught:
@@ -201,10 +205,9 @@ async def test_second_read_behind_a_waiting_writer_is_a_deadlock(clients: Client
 # What counts as held.
 
 
-@pytest.mark.usefixtures("early")
-def test_wait_for_an_own_lock_lasts_until_its_timeout(client: dblock.Client) -> None:
-    with client.lock("a"), pytest.raises(dblock.LockTimeout, match="this client itself holds it"):
-        client.lock("a", timeout=0.3).acquire()
+def test_wait_for_an_own_lock_lasts_until_its_timeout(early_client: dblock.Client) -> None:
+    with early_client.lock("a"), pytest.raises(dblock.LockTimeout, match="this client itself holds it"):
+        early_client.lock("a", timeout=0.3).acquire()
 
 
 @pytest.mark.second_stage
@@ -292,10 +295,7 @@ def test_process_that_died_is_in_no_cycle(dsn: str, other: subprocess.Popen[str]
     with dblock.Client(dsn) as client, client.lock("ours"):
         other.stdin.write("\n")
         other.stdin.flush()
-        deadline = time.monotonic() + 30
-        while owner.execute("SELECT count(*) FROM waiting_holds").fetchone() == (0,):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        eventually(lambda: owner.execute("SELECT FROM waiting_holds").fetchone() is not None, "the other waits")
         other.kill()
         other.wait()
         with client.lock("theirs", timeout=60) as lease:
@@ -313,10 +313,11 @@ def accounts(owner: psycopg.Connection) -> None:
     owner.execute("INSERT INTO public.accounts VALUES (1)")
 
 
-@pytest.mark.usefixtures("early", "accounts")
+@pytest.mark.usefixtures("accounts")
 @pytest.mark.parametrize("mark", ["bind", pytest.param("assert_held", marks=pytest.mark.second_stage)])
-def test_deadlock_over_a_row_is_found(dsn: str, client: dblock.Client, mark: str) -> None:
+def test_deadlock_over_a_row_is_found(dsn: str, early_client: dblock.Client, mark: str) -> None:
     """One thread has the row and waits for the lock. The holder of the lock waits for the row."""
+    client = early_client
     has_row = threading.Event()
     error: list[dblock.DeadlockDetected] = []
 

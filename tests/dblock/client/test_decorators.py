@@ -14,7 +14,7 @@ import pytest
 
 import dblock
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.beside_others]
+pytestmark = [pytest.mark.usefixtures("patient")]
 
 
 class Item(dict[str, Any]):

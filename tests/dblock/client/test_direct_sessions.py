@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,9 @@ import dblock
 from dblock._core import statements
 from dblock._runtime.listener_connection import ListenerConnection
 from tests.support.emulator import EmulatingPooler
+from tests.support.eventually import eventually
 from tests.support.pretender import pretend
 from tests.support.proxy import Proxy
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def presences(owner: psycopg.Connection) -> Any:
@@ -40,7 +33,7 @@ def test_pooler_that_registers_the_presence_on_its_own_session_gets_none(
         pytest.skip("the pooler of this test stands on a Unix socket")
     with EmulatingPooler(dsn, tmp_path, b"register_presence") as pooler, dblock.Client(pooler.dsn) as client:
         lease = client.lock("a", ttl=30).acquire()
-        until(lambda: client._runtime.listener.flow.connection)
+        eventually(lambda: client._runtime.listener.flow.connection)
         assert pooler.diverted == 1
         assert client._runtime.flows.presence is None
         assert "There is no presence" in caplog.text
@@ -52,12 +45,12 @@ def test_pooler_that_registers_the_presence_on_its_own_session_gets_none(
 def test_proxy_that_changes_addresses_gets_no_presence(dsn: str, owner: psycopg.Connection) -> None:
     with Proxy(dsn) as proxy, dblock.Client(proxy.dsn) as client:
         client.lock("a", ttl=30).acquire()
-        until(lambda: client._runtime.listener.flow.connection)
+        eventually(lambda: client._runtime.listener.flow.connection)
         assert client._runtime.flows.presence is None
         assert presences(owner) == (0,)
 
 
-@pytest.mark.needs_presence
+@pytest.mark.usefixtures("needs_presence")
 @pytest.mark.parametrize("end", range(5))
 def test_connection_is_direct_only_if_each_end_matches(dsn: str, end: int) -> None:
     """Over TCP a proxy shows by the client's end, and a translated address of the server by the server's."""
@@ -83,6 +76,7 @@ def _names(connection: psycopg.Connection) -> tuple[list[str], list[str]]:
         return [str(one) for one in opened.getsockname()], [str(one) for one in opened.getpeername()]
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("what", ["LISTEN", pytest.param("NOTIFY", marks=pytest.mark.second_stage)])
 def test_waiters_are_served_by_a_server_without_notifications(
     dsn: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
@@ -96,7 +90,7 @@ def test_waiters_are_served_by_a_server_without_notifications(
         lease = holder.lock("a").acquire()
         with ThreadPoolExecutor(1) as thread:
             waiting = thread.submit(client.lock("a", timeout=20).acquire)
-            until(lambda: holder.lock("a").queue())
+            eventually(lambda: holder.lock("a").queue())
             sent, began = proxy.requests, time.monotonic()
             time.sleep(0.5)
             assert proxy.requests - sent < 80 * (time.monotonic() - began)

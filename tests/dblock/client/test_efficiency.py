@@ -74,7 +74,6 @@ async def test_efficiency_locks_take_no_token_from_the_sequence(clients: Clients
 
 @sync_first
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_efficiency_leases_are_kept_alive_and_released(clients: Clients, owner: psycopg.Connection) -> None:
     lease = await clients().efficiency_lock("a", ttl=TTL).acquire()
     await renewed(lease)

@@ -15,8 +15,7 @@ import pytest
 import dblock
 from dblock._runtime.listener_connection import ListenerConnection
 from dblock._runtime.target import Target
-
-pytestmark = pytest.mark.beside_others
+from tests.support.eventually import eventually
 
 FORK = """
 import os, sys, threading, time
@@ -57,7 +56,8 @@ def sockets_of(process: int) -> set[str]:
     return {os.readlink(f"{folder}/{number}") for number in os.listdir(folder) if number.isdigit()}
 
 
-@pytest.mark.needs_presence
+@pytest.mark.second_stage
+@pytest.mark.usefixtures("needs_presence")
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="this system does not list open files")
 @pytest.mark.parametrize(("kind", "step"), [(Target, "connect"), (ListenerConnection, "is_direct")])
 def test_child_of_a_fork_while_the_listener_connects_does_not_have_its_socket(
@@ -88,10 +88,7 @@ def test_child_of_a_fork_while_the_listener_connects_does_not_have_its_socket(
         try:
             assert os.read(runs, 1) == b"!"
             forked.set()
-            deadline = time.monotonic() + 10
-            while lease._state.presence is None:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            eventually(lambda: lease._state.presence, "the lease has its presence")
             connection: Any = client._runtime.listener.flow.connection
             number = connection.connection.pgconn.socket
             assert os.readlink(f"/proc/self/fd/{number}") not in sockets_of(child)

@@ -123,6 +123,7 @@ print("stalled", max(b - a for a, b in zip(ticks, ticks[1:])))
 """
 
 
+@pytest.mark.alone
 def test_client_works_and_stalls_no_other_greenlet(run: Run) -> None:
     with measured() as lateness:
         out, err = run(WORKS).communicate(timeout=30)

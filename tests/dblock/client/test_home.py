@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,19 +20,19 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import dblock
-from dblock._core import listener_flow
 from dblock._core.effects import Call
 from dblock._core.listener_failures import Failure
 from dblock._runtime import home as home_module
 from dblock._runtime import keepalive_runner, pool_demand
-from dblock._runtime import pool as pool_module
 from dblock._runtime.error_mapping import Overdue
 from dblock._runtime.home import Home
 from dblock._runtime.target import Target
 from dblock._runtime.threads import started
+from tests.support.eventually import eventually, eventually_async
 from tests.support.facade import Clients
 from tests.support.machine import measured
 from tests.support.sessions import Sessions
+from tests.support.timings import timings_with
 
 WATCHED = "watched"
 COUNT = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
@@ -41,21 +42,20 @@ BLOCKED = Call(b"SELECT $1::text FROM pg_advisory_xact_lock_shared(7)", ("1",))
 ONE = Call(b"SELECT $1::text", ("1",))
 
 
+QUICK: dict[str, Any] = {"slow_part": math.inf, "idle_for": 0.2, "ping_interval": 0.1}
+
+
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(clients: Clients) -> None:
     """Shorten the quiet time. No reply counts as slow."""
-    monkeypatch.setattr(keepalive_runner, "SLOW", math.inf)
-    monkeypatch.setattr(pool_module, "IDLE_FOR", 0.2)
-    monkeypatch.setattr(listener_flow, "PING_INTERVAL", 0.1)
+    clients.timings = replace(clients.timings, **QUICK)
 
 
 @pytest.fixture
-def generous(monkeypatch: pytest.MonkeyPatch) -> None:
+def generous(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lend the connection to each call, and for longer, so that a busy machine has no part in the outcome."""
     monkeypatch.setattr(Home, "may_lend", lambda home, call: home.is_open)
-    monkeypatch.setattr(home_module, "FREE_WITHIN", 20.0)
-    monkeypatch.setattr(home_module, "LENT_FOR", 20.0)
-    monkeypatch.setattr(keepalive_runner, "LONGEST_WAIT", math.inf)
+    clients.timings = replace(clients.timings, free_within=20.0, lent_for=20.0, longest_wait=math.inf)
 
 
 @pytest.fixture
@@ -100,13 +100,6 @@ def connections(owner: psycopg.Connection[Any]) -> int:
     return int(row[0])
 
 
-async def becomes(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-
-
 async def called(client: Any, call: Call) -> Any:
     """Make a call as a flow of the client makes it, in a thread of its own for a synchronous client."""
     runner = inner(client).runner
@@ -117,7 +110,9 @@ async def called(client: Any, call: Call) -> Any:
 
 async def only_home(client: Any, owner: psycopg.Connection[Any]) -> Any:
     """Return the listener's connection once the client has no other one, and may borrow it."""
-    await becomes(lambda: inner(client).listener and inner(client).listener.flow.connection and connections(owner) == 1)
+    await eventually_async(
+        lambda: inner(client).listener and inner(client).listener.flow.connection and connections(owner) == 1
+    )
     return inner(client).listener.flow.connection
 
 
@@ -125,11 +120,10 @@ async def renewed(lease: Any, times: int = 1) -> None:
     """Return once the lease has been renewed so often."""
     for _ in range(times):
         before = lease._state.sent_at
-        await becomes(lambda before=before: lease._state.sent_at > before)  # type: ignore[misc]
+        await eventually_async(lambda before=before: lease._state.sent_at > before)  # type: ignore[misc]
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 @pytest.mark.usefixtures("quick", "generous")
 async def test_idle_holder_without_presence_has_one_connection_and_renews_over_it(
     clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
@@ -168,7 +162,6 @@ async def test_idle_waiter_has_one_connection_and_gets_the_lock_over_it(
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 @pytest.mark.usefixtures("quick")
 async def test_busy_client_opens_a_second_connection_and_closes_it_when_quiet(
     clients: Clients, owner: psycopg.Connection
@@ -186,7 +179,7 @@ async def test_busy_client_opens_a_second_connection_and_closes_it_when_quiet(
 def test_home_is_lent_a_few_times_in_a_row_and_not_before_a_renewal(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(home_module, "time", SimpleNamespace(monotonic=lambda: now))
-    flows: Any = SimpleNamespace(clock=lambda: now, presence=None)
+    flows: Any = SimpleNamespace(clock=lambda: now, presence=None, timings=timings_with())
     flow: Any = SimpleNamespace(closed=False, connection=None)
     home = Home(flows)
     assert not home.may_lend(ONE), "there is no listener"
@@ -196,9 +189,9 @@ def test_home_is_lent_a_few_times_in_a_row_and_not_before_a_renewal(monkeypatch:
     flow.connection = object()
     assert not home.may_lend(ONE._replace(apart=True)), "a pooler may be in between"
     assert [home.may_lend(ONE) for _ in range(home_module.LOANS + 1)] == [True] * home_module.LOANS + [False]
-    now += pool_module.IDLE_FOR
+    now += flows.timings.idle_for
     assert home.may_lend(ONE)
-    due_at = now + home_module.LENT_FOR / 2
+    due_at = now + flows.timings.lent_for / 2
     assert not home.may_lend(ONE)
     flow.closed, due_at = True, 200.0
     assert not home.may_lend(ONE)
@@ -248,20 +241,19 @@ def test_two_hundred_waiters_in_four_processes_share_eight_connections(dsn: str,
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 @pytest.mark.usefixtures("quick")
 async def test_slow_replies_give_the_keep_alive_its_own_connection_in_time(
-    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    clients: Clients, owner: psycopg.Connection
 ) -> None:
     client = watched(clients)
     lease = await client.lock("a", ttl=3).acquire()
     await only_home(client, owner)
-    monkeypatch.setattr(keepalive_runner, "SLOW", 0.0)
-    await becomes(lambda: connections(owner) == 2)
+    runner = inner(client).listener._keepalive_runner
+    runner.timings = replace(clients.timings, slow_part=0.0)
+    await eventually_async(lambda: connections(owner) == 2)
     await renewed(lease, times=2)
     assert connections(owner) == 2
-    monkeypatch.setattr(keepalive_runner, "SLOW", math.inf)
-    inner(client).listener._keepalive_runner._slow_until = -math.inf
+    runner.timings, runner._slow_until = clients.timings, -math.inf
     await only_home(client, owner)
 
 
@@ -270,7 +262,7 @@ async def test_renewal_replaces_a_request_for_a_reply(clients: Clients, monkeypa
     """So on a slow network no renewal waits until the server has replied to such a request."""
     client = watched(clients)
     await client.lock("a").acquire()
-    await becomes(lambda: inner(client).listener.flow.connection)
+    await eventually_async(lambda: inner(client).listener.flow.connection)
     replied: list[float] = []
     flow = inner(client).listener.flow
     monkeypatch.setattr(flow, "replied", replied.append)
@@ -287,7 +279,7 @@ async def test_large_call_of_the_keep_alive_delays_no_heartbeat(
     """The renewal of thousands of leases goes over a connection of its own."""
     client = watched(clients)
     await client.lock("a").acquire()
-    await becomes(lambda: inner(client).listener.flow.connection)
+    await eventually_async(lambda: inner(client).listener.flow.connection)
     sent: list[Call] = []
     renew = Home.renew
 
@@ -304,7 +296,6 @@ async def test_large_call_of_the_keep_alive_delays_no_heartbeat(
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 @pytest.mark.usefixtures("quick", "generous")
 async def test_client_with_its_own_listen_dsn_makes_no_call_over_it(
     clients: Clients, owner: psycopg.Connection
@@ -312,14 +303,13 @@ async def test_client_with_its_own_listen_dsn_makes_no_call_over_it(
     listen_dsn = make_conninfo(clients.dsn, application_name="listener")
     client = watched(clients, listen_dsn=listen_dsn)
     lease = await client.lock("a", ttl=1.5).acquire()
-    await becomes(lambda: connections(owner) == 2)
+    await eventually_async(lambda: connections(owner) == 2)
     await renewed(lease, times=2)
     assert connections(owner) == 2
     assert await lease.release()
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 @pytest.mark.usefixtures("quick")
 async def test_borrower_that_waits_in_the_server_moves_and_delays_no_renewal(
     clients: Clients, owner: psycopg.Connection, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
@@ -331,7 +321,7 @@ async def test_borrower_that_waits_in_the_server_moves_and_delays_no_renewal(
     keeper = sessions.open()
     keeper.do("SELECT pg_advisory_lock(7)")
     calling = asyncio.create_task(called(client, BLOCKED))
-    await becomes(lambda: connections(owner) == 2 and not inner(client).runner._home.in_use)
+    await eventually_async(lambda: connections(owner) == 2 and not inner(client).runner._home.in_use)
     assert not calling.done()
     await renewed(lease, times=2)
     assert not calling.done()
@@ -342,7 +332,6 @@ async def test_borrower_that_waits_in_the_server_moves_and_delays_no_renewal(
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 @pytest.mark.usefixtures("quick", "generous")
 async def test_client_with_one_connection_renews_and_releases_on_a_full_server(
     clients: Clients,
@@ -400,7 +389,7 @@ async def test_renewal_goes_before_a_borrower_that_waits_for_longer(
         await asyncio.sleep(0.1)  # until they wait
         threads.append(threading.Thread(target=renew))
         threads[-1].start()
-        await becomes(lambda: home._renewals)
+        await eventually_async(lambda: home._renewals)
     for thread in threads:
         await asyncio.to_thread(thread.join)
     assert order == ["renewal", "borrower", "borrower", "borrower"]
@@ -445,14 +434,13 @@ async def test_end_of_the_session_under_a_borrower_has_its_cause(
     calling = asyncio.create_task(called(client, BLOCKED))
     await asyncio.to_thread(sessions.wait_until_a_session_waits)
     owner.execute(TERMINATE, [WATCHED])
-    await becomes(lambda: causes)
+    await eventually_async(lambda: causes)
     assert causes == [Failure.TERMINATED]
     keeper.do("SELECT pg_advisory_unlock(7)")
     assert await calling == ("1",), "it was retried over another connection"
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 @pytest.mark.usefixtures("quick", "generous")
 async def test_waiter_is_woken_although_the_connection_is_borrowed(
     clients: Clients, owner: psycopg.Connection, sessions: Sessions
@@ -473,32 +461,33 @@ async def test_waiter_is_woken_although_the_connection_is_borrowed(
     assert await kept.release()
 
 
-@pytest.mark.usefixtures("quick")
 async def test_cancelled_borrower_returns_the_connection_before_it_cleans_up(
     dsn: str, owner: psycopg.Connection, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with dblock.AsyncClient(make_conninfo(dsn, application_name=WATCHED), presence=None) as client:
+    timings = timings_with(**QUICK)
+    watched_dsn = make_conninfo(dsn, application_name=WATCHED)
+    async with dblock.AsyncClient(watched_dsn, presence=None, timings=timings) as client:
         lease = await client.lock("a").acquire()
         home = await only_home(client, owner)
         monkeypatch.setattr(Home, "may_lend", lambda home, call: home.is_open)
         keeper = sessions.open()
         keeper.do("SELECT pg_advisory_lock(7)")
         calling = asyncio.create_task(called(client, BLOCKED))
-        await becomes(lambda: inner(client).runner._home.in_use)
+        await eventually_async(lambda: inner(client).runner._home.in_use)
         calling.cancel()
         with pytest.raises(asyncio.CancelledError):
             await calling
         assert not inner(client).runner._home.in_use
-        await becomes(lambda: home.raw.usable)
+        await eventually_async(lambda: home.raw.usable)
         keeper.do("SELECT pg_advisory_unlock(7)")
         assert await lease.release()
 
 
-@pytest.mark.usefixtures("quick")
 def test_interrupted_borrower_returns_the_connection(
     dsn: str, owner: psycopg.Connection, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with dblock.Client(make_conninfo(dsn, application_name=WATCHED), presence=None) as client:
+    timings = timings_with(**QUICK)
+    with dblock.Client(make_conninfo(dsn, application_name=WATCHED), presence=None, timings=timings) as client:
         lease = client.lock("a").acquire()
         home = asyncio.run(only_home(client, owner))
         monkeypatch.setattr(Home, "may_lend", lambda home, call: home.is_open)
@@ -518,17 +507,17 @@ def test_interrupted_borrower_returns_the_connection(
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
         assert not runner._home.in_use
-        asyncio.run(becomes(lambda: home.raw.usable))
+        eventually(lambda: home.raw.usable)
         keeper.do("SELECT pg_advisory_unlock(7)")
         assert lease.release()
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("begun", [True, False])
 def test_interrupt_while_a_borrower_begins_leaves_no_grant(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
-    with dblock.Client(make_conninfo(dsn, application_name=WATCHED), presence=None) as client:
+    timings = timings_with(**QUICK)
+    with dblock.Client(make_conninfo(dsn, application_name=WATCHED), presence=None, timings=timings) as client:
         lease = client.lock("a").acquire()
         home = asyncio.run(only_home(client, owner))
         lend, threads = home.lend, []
@@ -566,15 +555,14 @@ async def test_closing_client_waits_for_a_borrower(
     await client.lock("a").acquire()
     await only_home(client, owner)
     calling = asyncio.create_task(called(client, Call(b"SELECT $1::text FROM pg_sleep(0.1)", ("1",))))
-    await becomes(lambda: inner(client).runner is None or inner(client).runner._home.in_use or calling.done())
+    await eventually_async(lambda: inner(client).runner is None or inner(client).runner._home.in_use or calling.done())
     await client.close()
     assert await calling == ("1",)
-    await becomes(lambda: connections(owner) == 0)
+    await eventually_async(lambda: connections(owner) == 0)
     assert owner.execute("SELECT count(*) FROM distributed_locks WHERE expires_at > now()").fetchone() == (0,)
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 @pytest.mark.usefixtures("quick", "generous")
 async def test_closing_client_cancels_a_borrower_that_does_not_end(
     clients: Clients, owner: psycopg.Connection, sessions: Sessions
@@ -590,5 +578,5 @@ async def test_closing_client_cancels_a_borrower_that_does_not_end(
     with pytest.raises(dblock.ClientClosed) as caught:
         await calling
     assert not caught.value.granted, "the server has cancelled it"
-    await becomes(lambda: connections(owner) == 0)
+    await eventually_async(lambda: connections(owner) == 0)
     assert owner.execute("SELECT count(*) FROM distributed_locks WHERE expires_at > now()").fetchone() == (0,)

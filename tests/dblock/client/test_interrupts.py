@@ -106,6 +106,7 @@ def test_interrupts_at_random_moments_of_acquire_leave_nothing(dsn: str) -> None
     assert json.loads(done.stdout) == {"held": 0, "slots": 0}
 
 
+@pytest.mark.second_stage
 async def test_callers_own_timeout_is_raised_while_the_database_does_not_reply(dsn: str) -> None:
     """The backend is stopped, so psycopg's cancel has no effect and the client's patience ends too.
 

@@ -7,7 +7,6 @@ import contextlib
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from dblock._core.effects import Call, Flow
 from dblock._runtime.target import resolve
 from dblock.admin.reaper import Reaper
 from tests.support import warm_start
+from tests.support.eventually import eventually, eventually_async
 from tests.support.facade import Clients
 from tests.support.machine import soon
 from tests.support.pooler import needs_pgbouncer, pooled
@@ -50,10 +50,7 @@ def levels(client: dblock.Client) -> list[str]:
     """Return the isolation of a call over each connection of a client."""
     with client.lock("warm"):
         runtime: Any = client._runtime
-        deadline = time.monotonic() + 20
-        while runtime.listener.flow.connection is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        eventually(lambda: runtime.listener.flow.connection, "the listener is connected")
         found = [runtime.runner.run(calling(LEVEL)), runtime.listener._keepalive_runner.run(calling(LEVEL))]
         runtime.listener.close()
         runtime.listener.join(5)
@@ -146,7 +143,7 @@ async def test_free_lock_is_granted_after_a_wait(strict_dsn: str, clients: Clien
     one, other = clients(), clients()
     lease = await one.lock("a").acquire()
     task = asyncio.ensure_future(other.lock("a", timeout=20).acquire())
-    await asyncio.sleep(0.3)
+    await eventually_async(one.lock("a").queue, "a waiter")
     await lease.release()
     await (await task).release()
     for _ in range(5):
@@ -155,7 +152,7 @@ async def test_free_lock_is_granted_after_a_wait(strict_dsn: str, clients: Clien
         await lease.release()
 
 
-@pytest.mark.needs_presence
+@pytest.mark.usefixtures("needs_presence")
 @pytest.mark.second_stage
 def test_lock_of_a_killed_process_is_taken_at_once(strict_dsn: str) -> None:
     script = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -16,7 +17,8 @@ from dblock._runtime.connection import RawConnection
 from dblock._runtime.error_mapping import Overdue
 from dblock._runtime.listener_connection import NotLent
 from dblock._runtime.target import Target
-from tests.dblock.client.test_home import BLOCKED, becomes, called, only_home, quick, watched  # noqa: F401
+from tests.dblock.client.test_home import BLOCKED, called, only_home, quick, watched  # noqa: F401
+from tests.support.eventually import eventually_async
 from tests.support.facade import Clients
 from tests.support.sessions import Sessions
 
@@ -55,12 +57,20 @@ async def test_calls_at_the_same_time_take_turns_over_the_one_connection(quiet: 
     assert await asyncio.gather(*(lease.release() for lease in leases)) == [True] * 8
 
 
+@pytest.fixture
+def lends_for_long(clients: Clients) -> None:
+    clients.timings = replace(clients.timings, last_resort_for=20.0, give_up_within=20.0)
+
+
 @pytest.mark.second_stage
-@pytest.mark.beside_others
+@pytest.mark.usefixtures("lends_for_long")
 async def test_call_borrows_the_one_connection_for_longer_if_it_has_no_other(
-    quiet: Any, sessions: Sessions, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    clients: Clients,
+    quiet: Any,
+    sessions: Sessions,
+    owner: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(home_module, "LAST_RESORT_FOR", 20.0)
     home = await only_home(quiet, owner)
     lent, lend = 0, home.lend
 
@@ -74,9 +84,9 @@ async def test_call_borrows_the_one_connection_for_longer_if_it_has_no_other(
     keeper = sessions.open()
     keeper.do("SELECT pg_advisory_lock(7)")
     calling = asyncio.create_task(called(quiet, BLOCKED))
-    await becomes(lambda: lent == 2)
+    await eventually_async(lambda: lent == 2)
     await asyncio.to_thread(sessions.wait_until_a_session_waits)
-    await asyncio.sleep(home_module.LENT_FOR * 1.5)
+    await asyncio.sleep(clients.timings.lent_for * 1.5)
     keeper.do("SELECT pg_advisory_unlock(7)")
     assert await calling == ("1",)
 
@@ -98,10 +108,10 @@ async def test_grant_whose_reply_came_too_late_is_given_back(
     monkeypatch.setattr(home, "lend", lose_reply)
     monkeypatch.setattr(home_module.Home, "may_lend", lambda home, call: True)  # also while the keep-alive is at work
     with pytest.raises(dblock.Unavailable, match=FULL):
-        await quiet.lock("a", ttl=60).try_acquire()
+        await quiet.lock("a", ttl=600).try_acquire()
     assert owner.execute(HELD).fetchone() == (1,)
     monkeypatch.setattr(home, "lend", lend)
-    await becomes(lambda: owner.execute(HELD).fetchone() == (0,))
+    await eventually_async(lambda: owner.execute(HELD).fetchone() == (0,))
 
 
 async def test_grant_whose_connection_broke_on_a_full_server_is_given_back(
@@ -136,8 +146,8 @@ async def test_grant_whose_connection_broke_on_a_full_server_is_given_back(
     monkeypatch.setattr(home_module.Home, "may_lend", lambda home, call: False)
     monkeypatch.setattr(home_module.Home, "has_any", False)
     with pytest.raises(dblock.Unavailable, match=FULL) as caught:
-        await client.lock("a", ttl=60).try_acquire()
+        await client.lock("a", ttl=600).try_acquire()
     assert caught.value.unanswered
     assert owner.execute(HELD).fetchone() == (1,)
     monkeypatch.undo()
-    await becomes(lambda: owner.execute(HELD).fetchone() == (0,))
+    await eventually_async(lambda: owner.execute(HELD).fetchone() == (0,))

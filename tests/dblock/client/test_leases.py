@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,6 +22,7 @@ from dblock._runtime.keepalive import KeepAlive
 from dblock._runtime.pool import AsyncPool
 from dblock._runtime.runner import AsyncRunner
 from tests.support.closing import closing_before
+from tests.support.eventually import eventually, eventually_async
 from tests.support.facade import Clients
 from tests.support.forks import run_in_fork
 from tests.support.proxy import Proxy
@@ -40,14 +40,7 @@ SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_databa
 FORCE_RELEASE = "SELECT force_release('a', token) FROM distributed_locks"
 
 
-async def eventually(true: Callable[[], Any], within: float = 20) -> Any:
-    deadline = time.monotonic() + within
-    while not (found := true()):
-        assert time.monotonic() < deadline, "the condition did not become true"
-        await asyncio.sleep(0.01)
-    return found
-
-
+@pytest.mark.second_stage
 @sync_first
 async def test_lease_is_kept_alive_for_longer_than_its_ttl(clients: Clients, owner: psycopg.Connection) -> None:
     lease = await clients().lock("a", ttl=TTL).acquire()
@@ -60,9 +53,10 @@ async def test_lease_is_kept_alive_for_longer_than_its_ttl(clients: Clients, own
 async def second_connection(client: Any) -> None:
     """Wait until the keep-alive has a connection beside the listener's."""
     runtime = getattr(client, "_inner", client)._runtime
-    await eventually(lambda: runtime.listener is not None and runtime.listener._keepalive_runner._pool.has_idle)
+    await eventually_async(lambda: runtime.listener is not None and runtime.listener._keepalive_runner._pool.has_idle)
 
 
+@pytest.mark.second_stage
 async def test_lease_without_keep_alive_expires(clients: Clients) -> None:
     lease = await clients().lock("a", ttl=0.2, keep_alive=False).acquire()
     await asyncio.sleep(0.25)
@@ -74,7 +68,6 @@ async def test_lease_without_keep_alive_expires(clients: Clients) -> None:
 
 @sync_first
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_all_leases_are_renewed_in_one_statement(clients: Clients, owner: psycopg.Connection) -> None:
     client = clients(presence=None)  # so that every renewal was due
     leases = [await client.lock(f"{number}", ttl=TTL).acquire() for number in range(50)]
@@ -92,9 +85,10 @@ async def test_keep_alive_connects_before_the_first_renewal_is_due(clients: Clie
     client = clients(pool_size=1, presence=0.5)
     lease = await client.lock("a", ttl=600).acquire()
     await second_connection(client)
-    await eventually(lambda: not getattr(lease, "_inner", lease)._state.unreachable)
+    await eventually_async(lambda: not getattr(lease, "_inner", lease)._state.unreachable)
 
 
+@pytest.mark.second_stage
 async def test_reason_of_a_loss_is_named(clients: Clients, owner: psycopg.Connection) -> None:
     losses = {
         "a": (EXPIRE + " WHERE name = 'a'", "expired"),
@@ -108,7 +102,7 @@ async def test_reason_of_a_loss_is_named(clients: Clients, owner: psycopg.Connec
         owner.execute(happens.encode())
     for name, (_, reason) in losses.items():
         lease = leases[name]
-        await eventually(lease.lost.is_set)
+        await eventually_async(lease.lost.is_set)
         assert lease.lost.reason == reason, name
         assert began - 0.1 < lease.lost.last_held.timestamp() < time.time()
         with pytest.raises(dblock.LeaseLost, match=f"{reason}") as lost:
@@ -119,7 +113,6 @@ async def test_reason_of_a_loss_is_named(clients: Clients, owner: psycopg.Connec
 
 @sync_first
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_lease_is_lost_as_unreachable_before_the_database_can_grant_it_again(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn, patience=1)
@@ -137,35 +130,32 @@ async def test_lease_is_lost_as_unreachable_before_the_database_can_grant_it_aga
 
 @sync_first
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_renewal_whose_reply_is_lost_does_not_lose_the_lease(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn)
         lease = await client.lock("the lock in question", ttl=TTL).acquire()
         proxy.lose_reply_to(b"the lock in question", times=2)
         await renewed(lease)
-        await eventually(lambda: proxy.lost == 2)
+        await eventually_async(lambda: proxy.lost == 2)
         assert await lease.release()
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_connections_that_fall_silent_do_not_lose_the_lease(clients: Clients, owner: psycopg.Connection) -> None:
     """The open connections stop responding without an error, while the database still accepts new connections."""
     with Proxy(clients.dsn) as proxy:
         lease = await clients(proxy.dsn).lock("a", ttl=9).acquire()
-        await eventually(lambda: owner.execute(SESSIONS).fetchone() == (2,))
+        await eventually_async(lambda: owner.execute(SESSIONS).fetchone() == (2,))
         before = lease.expires_at
         assert proxy.lose_servers() > 1
         # The first renewal is given up after 6 s, which leaves 3 s for the next one.
-        await eventually(lambda: lease.lost.is_set() or lease.expires_at > before)
+        await eventually_async(lambda: lease.lost.is_set() or lease.expires_at > before)
         assert not lease.lost.is_set()
         proxy.cut()
 
 
 @sync_first
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_exhausted_pool_does_not_starve_the_keep_alive(clients: Clients, sessions: Sessions) -> None:
     client = clients(pool_size=1, patience=30)
     lease = await client.lock("a", ttl=TTL).acquire()
@@ -180,6 +170,7 @@ async def test_exhausted_pool_does_not_starve_the_keep_alive(clients: Clients, s
     assert await lease.release()
 
 
+@pytest.mark.second_stage
 async def test_on_lost_is_called_once_with_the_reason_and_not_on_release(
     clients: Clients, owner: psycopg.Connection
 ) -> None:
@@ -190,14 +181,15 @@ async def test_on_lost_is_called_once_with_the_reason_and_not_on_release(
     released.on_lost(calls.append)
     await released.release()
     owner.execute(TAKE_OVER.encode())
-    await eventually(lambda: calls)
+    await eventually_async(lambda: calls)
     await asyncio.sleep(0.3)
     assert [(error.name, error.reason) for error in calls] == [("a", "superseded")]
     late: list[dblock.LeaseLost] = []
     lost.on_lost(late.append)
-    await eventually(lambda: late)
+    await eventually_async(lambda: late)
 
 
+@pytest.mark.second_stage
 async def test_on_lost_is_called_on_time_even_when_the_keep_alive_is_stuck(clients: Clients) -> None:
     """The keep-alive is stuck for five seconds: so long it waits for a new connection."""
     with Proxy(clients.dsn) as proxy:
@@ -206,14 +198,13 @@ async def test_on_lost_is_called_on_time_even_when_the_keep_alive_is_stuck(clien
         started, left = time.monotonic(), lease.remaining()
         lease.on_lost(lambda error: calls.append(time.monotonic() - started))
         proxy.fall_silent()
-        await eventually(lambda: calls)
+        await eventually_async(lambda: calls)
         assert left - 0.1 < calls[0] < 0.8 + 3
         proxy.flow()
 
 
 @sync_first
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_on_danger_is_called_before_the_loss_and_again_after_a_renewal(clients: Clients) -> None:
     """The lease lasts longer than a busy machine is late. The second call comes half of `before` after the first."""
     ttl, before = 6.0, 5.5
@@ -221,10 +212,10 @@ async def test_on_danger_is_called_before_the_loss_and_again_after_a_renewal(cli
     calls: list[float] = []
     due = min(before, lease.remaining())
     lease.on_danger(calls.append, before=before)
-    await eventually(lambda: calls)
+    await eventually_async(lambda: calls)
     assert due - 2.2 < calls[0] <= before
     await lease.renew()
-    await eventually(lambda: len(calls) == 2)
+    await eventually_async(lambda: len(calls) == 2)
     assert not lease.lost.is_set()
     await asyncio.sleep(0.1)
     assert len(calls) == 2
@@ -233,6 +224,7 @@ async def test_on_danger_is_called_before_the_loss_and_again_after_a_renewal(cli
             lease.on_danger(calls.append, before=wrong)
 
 
+@pytest.mark.second_stage
 async def test_exception_in_a_callback_is_only_logged(
     clients: Clients, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -241,10 +233,11 @@ async def test_exception_in_a_callback_is_only_logged(
     lease.on_lost(lambda error: 1 / 0)
     lease.on_lost(calls.append)
     owner.execute(EXPIRE)
-    await eventually(lambda: calls)
-    await eventually(lambda: "ZeroDivisionError" in caplog.text)
+    await eventually_async(lambda: calls)
+    await eventually_async(lambda: "ZeroDivisionError" in caplog.text)
 
 
+@pytest.mark.second_stage
 async def test_coroutine_can_be_called_back(dsn: str, owner: psycopg.Connection) -> None:
     async with dblock.AsyncClient(dsn) as client:
         lease = await client.lock("a", ttl=0.3).acquire()
@@ -259,6 +252,7 @@ async def test_coroutine_can_be_called_back(dsn: str, owner: psycopg.Connection)
         await asyncio.wait_for(called.wait(), 20)
 
 
+@pytest.mark.second_stage
 def test_thread_can_wait_for_the_loss(client: dblock.Client, owner: psycopg.Connection) -> None:
     lease = client.lock("a", ttl=3).acquire()
     assert lease.lost.wait(0.05) is False
@@ -269,6 +263,7 @@ def test_thread_can_wait_for_the_loss(client: dblock.Client, owner: psycopg.Conn
     assert other.lost.wait(5) is False, "a release is not a loss"
 
 
+@pytest.mark.second_stage
 async def test_task_can_wait_for_the_loss(dsn: str, owner: psycopg.Connection) -> None:
     async with dblock.AsyncClient(dsn) as client:
         lease = await client.lock("a", ttl=3).acquire()
@@ -284,6 +279,7 @@ async def test_task_can_wait_for_the_loss(dsn: str, owner: psycopg.Connection) -
         assert await asyncio.wait_for(waiting, 20) is False
 
 
+@pytest.mark.second_stage
 async def test_body_of_async_with_is_cancelled_and_ends_in_lease_lost(dsn: str, owner: psycopg.Connection) -> None:
     async with dblock.AsyncClient(dsn) as client:
         reached = False
@@ -300,6 +296,7 @@ async def test_body_of_async_with_is_cancelled_and_ends_in_lease_lost(dsn: str, 
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.second_stage
 async def test_error_of_the_body_is_kept_when_the_lease_is_lost(dsn: str, owner: psycopg.Connection) -> None:
     async with dblock.AsyncClient(dsn) as client:
         with pytest.raises(KeyError):
@@ -328,6 +325,7 @@ async def test_body_cancelled_by_the_program_raises_cancelled_error(dsn: str, ow
         assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
 
 
+@pytest.mark.second_stage
 async def test_grant_whose_reply_comes_too_late_is_given_back(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn)
@@ -350,7 +348,6 @@ async def test_closed_client_has_released_its_leases(clients: Clients, owner: ps
 
 @sync_first
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_close_has_released_the_lease_though_replies_take_over_a_second(
     clients: Clients, owner: psycopg.Connection
 ) -> None:
@@ -391,15 +388,15 @@ async def test_garbage_collected_lease_warns_and_is_released(
         return owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
 
     with dblock.Client(dsn) as client:
-        client.lock("a").acquire()
+        client.lock("a", ttl=600).acquire()
         with pytest.warns(ResourceWarning, match="'a' was never released"):
             collect_garbage(kept_leases)
-        await eventually(free)
+        await eventually_async(free)
     async with dblock.AsyncClient(dsn) as async_client:
-        await async_client.lock("a").acquire()
+        await async_client.lock("a", ttl=600).acquire()
         with pytest.warns(ResourceWarning, match="'a' was never released"):
             collect_garbage(kept_leases)
-        await eventually(free)
+        await eventually_async(free)
 
 
 def collect_garbage(leases: list[Any]) -> None:
@@ -419,6 +416,8 @@ ASYNC = (
 )
 
 
+@pytest.mark.alone
+@pytest.mark.second_stage
 @pytest.mark.parametrize("how", first(1, ["pass", "sys.exit(3)", "1 / 0", "raise KeyboardInterrupt"]))
 @pytest.mark.parametrize("script", [SYNC, ASYNC], ids=["sync", "async"])
 def test_end_of_the_interpreter_releases_its_leases(dsn: str, owner: psycopg.Connection, script: str, how: str) -> None:
@@ -432,7 +431,6 @@ def test_end_of_the_interpreter_releases_its_leases(dsn: str, owner: psycopg.Con
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_child_does_not_renew_its_parents_leases(dsn: str, owner: psycopg.Connection) -> None:
     """Only the child continues. The parent is killed, and its keep-alive with it."""
     script = (
@@ -457,6 +455,7 @@ def test_child_does_not_renew_its_parents_leases(dsn: str, owner: psycopg.Connec
     assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
 
 
+@pytest.mark.second_stage
 async def test_checking_a_lost_lease_in_the_body_leaves_no_cancellation_behind(dsn: str) -> None:
     async with dblock.AsyncClient(dsn) as client:
         for how in ("raise_if_lost", "own error", "nested"):
@@ -475,6 +474,7 @@ async def test_checking_a_lost_lease_in_the_body_leaves_no_cancellation_behind(d
                 await asyncio.sleep(0)
 
 
+@pytest.mark.second_stage
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="counts cancellations")
 async def test_loss_raises_lease_lost_in_a_task_that_is_being_cancelled(dsn: str, owner: psycopg.Connection) -> None:
     """A cancelled task cleans up under a lock, and loses the lease of that lock."""
@@ -500,6 +500,7 @@ async def test_loss_raises_lease_lost_in_a_task_that_is_being_cancelled(dsn: str
         assert [type(error) for error in seen] == [dblock.LeaseLost]
 
 
+@pytest.mark.second_stage
 async def test_worker_thread_may_be_the_first_to_see_the_loss(dsn: str) -> None:
     async with dblock.AsyncClient(dsn) as client:
         called = asyncio.Event()
@@ -528,12 +529,10 @@ def test_closed_client_leaves_no_thread(dsn: str) -> None:
             lease = client.lock("a").acquire()
             lease.on_lost(lambda error: None)
             lease.release()
-    deadline = time.monotonic() + 20
-    while threading.active_count() > before:
-        assert time.monotonic() < deadline, threading.enumerate()
-        time.sleep(0.01)
+    eventually(lambda: threading.active_count() <= before, "the threads have ended")
 
 
+@pytest.mark.second_stage
 async def test_expired_lease_does_not_stay_in_the_renewal_schedule(clients: Clients, kept_leases: list[Any]) -> None:
     client = clients()
     for number in range(5):
@@ -547,7 +546,7 @@ async def test_expired_lease_does_not_stay_in_the_renewal_schedule(clients: Clie
     await asyncio.sleep(0)
     await client.lock("wakes the keep-alive", ttl=0.3).acquire()
     schedule = getattr(client, "_inner", client)._runtime.keepalive.flow.schedule
-    await eventually(lambda: len(schedule._states) <= 1)
+    await eventually_async(lambda: len(schedule._states) <= 1)
 
 
 def test_repeated_waits_for_loss_leave_no_callback_behind(client: dblock.Client) -> None:
@@ -575,7 +574,8 @@ async def test_cancelled_release_of_a_client_that_closes_leaves_no_lock(
     monkeypatch.setattr(AsyncRunner, "_call", send)
     releasing = asyncio.ensure_future(lease.release())
     await sent.wait()
-    await asyncio.sleep(0.05)
+    asleep = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
+    await eventually_async(lambda: owner.execute(asleep).fetchone() is not None, "the release is under way")
     releasing.cancel()
     await client.close()
     with pytest.raises(asyncio.CancelledError):
@@ -611,10 +611,11 @@ async def test_close_releases_a_lease_whose_row_is_locked_for_a_moment(
 ) -> None:
     client = clients(presence=None)
     await client.lock("a").acquire()
-    with owner.transaction():
+    called: list[str] = []
+    with owner.transaction(), clients.before_calls(called.append):
         owner.execute("SELECT FROM distributed_locks WHERE name = 'a' FOR UPDATE")
         closing = asyncio.ensure_future(client.close())
-        await asyncio.sleep(0.1)
+        await eventually_async(lambda: called.count("release_all") >= 2, "the release is retried")
     await closing
     assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
 
@@ -625,13 +626,12 @@ async def test_close_releases_a_lease_that_counts_as_lost_when_its_presence_ends
 ) -> None:
     client, let_go = clients(presence=1), KeepAlive.let_go
     lease = await client.lock("a").acquire()
-    await eventually(lambda: owner.execute("SELECT true FROM distributed_locks WHERE presence IS NOT NULL").fetchone())
+    await eventually_async(
+        lambda: owner.execute("SELECT true FROM distributed_locks WHERE presence IS NOT NULL").fetchone()
+    )
 
     def look_before(self: KeepAlive) -> Any:
-        deadline = time.monotonic() + 20
-        while not lease.lost.is_set():
-            assert time.monotonic() < deadline, "the lease is believed without its presence"
-            time.sleep(0.01)
+        eventually(lease.lost.is_set, "the lease counts as lost without its presence")
         return let_go(self)
 
     monkeypatch.setattr(KeepAlive, "let_go", look_before)
@@ -660,14 +660,14 @@ async def test_client_that_is_closed_while_it_acquires_leaves_no_lock(
         proxy.hold_replies()
         sent = proxy.requests
         acquiring = asyncio.ensure_future(client.lock("a", ttl=600).acquire())
-        await eventually(lambda: proxy.requests > sent)
+        await eventually_async(lambda: proxy.requests > sent)
         closing = asyncio.ensure_future(client.close())
-        await eventually(lambda: getattr(client, "_inner", client)._runtime.closed)
+        await eventually_async(lambda: getattr(client, "_inner", client)._runtime.closed)
         proxy.flow()
         await closing
         with pytest.raises(dblock.ClientClosed):
             await acquiring
-        await eventually(lambda: owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,))
+        await eventually_async(lambda: owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,))
 
 
 async def test_closed_client_leaves_no_task_behind(dsn: str) -> None:
@@ -680,7 +680,6 @@ async def test_closed_client_leaves_no_task_behind(dsn: str) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_keep_alive_restarts_after_all_tasks_were_cancelled(dsn: str) -> None:
     async with dblock.AsyncClient(dsn) as client:
         await client.lock("a").acquire()
@@ -703,16 +702,17 @@ async def test_body_whose_lock_was_freed_ends_in_lease_lost(clients: Clients, ow
             owner.execute("SELECT release('a', %s)", [lease.token])
 
 
+@pytest.mark.second_stage
 async def test_forced_holder_keeps_the_lock_until_it_has_released(clients: Clients, owner: psycopg.Connection) -> None:
     """The holder learns it from its next renewal, long before its deadline. Waiters need not wait for the deadline."""
     lease = await clients().lock("a", ttl=6).acquire()
     deadline = lease.expires_at
     owner.execute(FORCE_RELEASE)
-    await eventually(lambda: lease.lost.is_set())
+    await eventually_async(lambda: lease.lost.is_set())
     assert lease.lost.reason is dblock.Reason.FORCED
     assert owner.execute("SELECT token FROM holder('a')").fetchone() == (lease.token,), "the lock was freed too early"
     assert await lease.release() is False
-    await eventually(lambda: owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,))
+    await eventually_async(lambda: owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,))
     in_time = owner.execute("SELECT clock_timestamp() < %s", [deadline]).fetchone()
     assert in_time == (True,), "the lock was free only when the deadline had passed"
 
@@ -733,6 +733,7 @@ async def test_callback_that_is_not_callable_is_refused(clients: Clients) -> Non
             lease.on_danger(wrong, before=1)
 
 
+@pytest.mark.second_stage
 def test_parents_lease_in_a_child_is_over_and_not_lost(client: dblock.Client) -> None:
     lease = client.lock("a", ttl=1.5, keep_alive=False).acquire()
     calls: list[Any] = []

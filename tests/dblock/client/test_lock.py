@@ -56,6 +56,7 @@ async def test_release_frees_the_lock_once(clients: Clients) -> None:
     assert await client.lock("a").try_acquire()
 
 
+@pytest.mark.second_stage
 async def test_late_release_cannot_free_the_next_holder(clients: Clients) -> None:
     client = clients()
     late = await client.lock("a", ttl=0.1, keep_alive=False).acquire()
@@ -104,6 +105,7 @@ async def test_renewal_never_revives_a_released_lease(clients: Clients) -> None:
     assert await client.lock("a").holder() is None
 
 
+@pytest.mark.second_stage
 async def test_lock_is_granted_again_after_its_lease_expired(clients: Clients) -> None:
     lease = await clients().lock("a", ttl=0.2, keep_alive=False).acquire()
     successor = await clients().lock("a").acquire(timeout=20)
@@ -119,6 +121,7 @@ async def test_acquire_waits_until_the_lock_is_released(clients: Clients) -> Non
     assert (await waiting).token > holder.token
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("patient")
 async def test_acquire_gives_up_after_its_timeout(clients: Clients) -> None:
     await clients().lock("a").acquire()
@@ -313,6 +316,7 @@ def test_body_can_be_left_by_another_thread_than_the_one_that_entered_it(dsn: st
         assert alone.holder() is None
 
 
+@pytest.mark.second_stage
 def test_thread_that_entered_no_body_cannot_leave_one(dsn: str) -> None:
     with dblock.Client(dsn) as client, ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
         shared = client.lock("a", ttl=0.2, keep_alive=False)

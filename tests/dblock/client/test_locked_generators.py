@@ -13,7 +13,7 @@ import pytest
 
 import dblock
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.beside_others]
+pytestmark = [pytest.mark.usefixtures("patient")]
 
 
 @pytest.fixture

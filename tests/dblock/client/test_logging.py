@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import Any
 
 import psycopg
@@ -12,18 +11,17 @@ import pytest
 from sqlalchemy import create_engine
 
 import dblock
+from tests.support.eventually import eventually, eventually_async
 from tests.support.facade import Clients
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("patient")
 async def test_each_step_of_a_lock_is_logged_at_debug(clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "dblock")
     client, other = clients(), clients()
     lease = await client.lock("a", ttl=6).acquire()
-    deadline = time.monotonic() + 20
-    while "keep-alive: renewed 1 lease" not in caplog.text:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
+    await eventually_async(lambda: "keep-alive: renewed 1 lease" in caplog.text, "the renewal is logged")
     with pytest.raises(dblock.LockTimeout):
         await other.lock("a").acquire(timeout=0.3)
     await lease.release()
@@ -48,7 +46,5 @@ def test_sessions_of_an_engine_have_a_name(dsn: str, owner: psycopg.Connection[A
         engine = create_engine("postgresql+psycopg://", creator=lambda o=options: psycopg.connect(dsn, **o))
         with dblock.Client(engine) as client, client.lock("a"):
             assert owner.execute(names).fetchall() == [(expected,)]
-        deadline = time.monotonic() + 20
-        while owner.execute(names).fetchall():  # the server ends a session a moment after its client has closed it
-            assert time.monotonic() < deadline, "a session of a closed client stays"
-            time.sleep(0.02)
+        # The server ends a session a moment after its client has closed it.
+        eventually(lambda: not owner.execute(names).fetchall(), "the sessions of a closed client have ended")

@@ -12,7 +12,7 @@ from psycopg import conninfo
 import dblock
 from tests.support import warm_start
 
-pytestmark = [pytest.mark.beside_others, pytest.mark.second_stage]
+pytestmark = [pytest.mark.second_stage]
 
 WRONG: dict[str, Callable[[str], str]] = {
     "password": lambda dsn: conninfo.make_conninfo(dsn, password="wrong"),

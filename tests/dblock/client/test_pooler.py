@@ -19,12 +19,12 @@ from dblock._core.waiters import LocalWaiters
 from dblock._runtime import target
 from dblock.admin import schema
 from tests.dblock.client.test_waiting import BOUND, wait_for_tickets
+from tests.support.eventually import eventually, eventually_async
 from tests.support.facade import Clients
 from tests.support.pooler import needs_pgbouncer, pooled
-from tests.support.shell import until
 from tests.support.stages import sync_first
 
-pytestmark = [needs_pgbouncer, pytest.mark.beside_others]
+pytestmark = [needs_pgbouncer]
 
 
 @pytest.fixture
@@ -75,10 +75,7 @@ async def test_waiters_are_served_through_a_pooler_that_drops_notifications(
     client = clients(pooled_dsn)
     waiting = [asyncio.create_task(client.lock("a").acquire()) for _ in range(3)]
     await wait_for_tickets(owner, 3)
-    deadline = time.monotonic() + 20
-    while "notifications do not come through" not in caplog.text:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
+    await eventually_async(lambda: "notifications do not come through" in caplog.text, "the client has noticed")
     lease = held
     for _ in waiting:
         # The next waiter may be granted the lock before the reply to the release is here.
@@ -94,7 +91,7 @@ async def test_waiters_are_served_through_a_pooler_that_drops_notifications(
     assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (0,), "a pooled session is no presence"
 
 
-@pytest.mark.needs_presence
+@pytest.mark.usefixtures("needs_presence")
 async def test_listen_dsn_past_the_pooler_brings_notifications_and_presence(
     clients: Clients, pooled_dsn: str, owner: psycopg.Connection
 ) -> None:
@@ -102,13 +99,10 @@ async def test_listen_dsn_past_the_pooler_brings_notifications_and_presence(
     client = clients(pooled_dsn, listen_dsn=clients.dsn)
     waiting = asyncio.create_task(client.lock("a").acquire())
     await wait_for_tickets(owner, 1)
-    deadline = time.monotonic() + 20
     listener = getattr(client, "_inner", client)._runtime.listener
-    while not listener.waiters.notifications_work or owner.execute("SELECT count(*) FROM lock_presence").fetchone() != (
-        1,
-    ):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
+    await eventually_async(lambda: listener.waiters.notifications_work, "notifications")
+    presences = "SELECT count(*) FROM lock_presence"
+    await eventually_async(lambda: owner.execute(presences).fetchone() == (1,), "a presence")
     await held.release()
     assert (await asyncio.wait_for(waiting, 20)).token > held.token
 
@@ -129,7 +123,7 @@ def hand_over(
     lease = giving.lock("a").acquire(timeout=30)
     with ThreadPoolExecutor(1) as thread:
         taken = thread.submit(take)
-        until(lambda: owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (1,) and ready())
+        eventually(lambda: owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (1,) and ready())
         time.sleep(0.03)
         released = time.monotonic()
         lease.release()
@@ -168,7 +162,4 @@ async def test_listener_in_another_installation_is_not_used(
     # Simulate a listen_dsn that names another database.
     listener.flow._statements.installation = Call(b"SELECT other.installation()", ())
     await client.lock("a").acquire()
-    deadline = time.monotonic() + 20
-    while "another installation" not in caplog.text:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
+    await eventually_async(lambda: "another installation" in caplog.text, "the client has noticed")

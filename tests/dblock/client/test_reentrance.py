@@ -19,18 +19,12 @@ import pytest
 import dblock
 import fenced_store
 from dblock._runtime.owners import Owner, caller
+from tests.support.eventually import eventually, eventually_async
 from tests.support.facade import Clients
 from tests.support.renewals import TTL
 from tests.support.stages import first, sync_first
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.beside_others]
-
-
-async def eventually(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
+pytestmark = [pytest.mark.usefixtures("patient")]
 
 
 def expire(owner: psycopg.Connection) -> None:
@@ -136,12 +130,13 @@ async def test_inner_ttl_never_shortens_the_outer_lease(clients: Clients) -> Non
     assert outer.ttl == 60
 
 
+@pytest.mark.second_stage
 @sync_first
 async def test_longer_inner_ttl_extends_the_lease_at_the_next_renewal(clients: Clients) -> None:
     client = clients()
     outer = await client.lock("a", ttl=TTL, reentrant=True).acquire()
     inner = await client.lock("a", ttl=60, reentrant=True).acquire()
-    await eventually(lambda: outer.remaining() > 3 * TTL)
+    await eventually_async(lambda: outer.remaining() > 3 * TTL)
     await inner.release()
     assert outer.ttl == TTL
     assert outer.remaining() > 3 * TTL
@@ -155,10 +150,10 @@ async def test_inner_lease_is_kept_alive_though_the_outer_one_is_not(clients: Cl
     before = outer.expires_at
     flow = client._runtime.keepalive.flow
     for _ in range(2):  # for an instant it looks so before each sleep
-        await eventually(lambda: not flow._in_use and flow._asleep_until == math.inf)
+        await eventually_async(lambda: not flow._in_use and flow._asleep_until == math.inf)
         await asyncio.sleep(0.1)
     inner = await client.lock("a", ttl=TTL, reentrant=True).acquire()
-    await eventually(lambda: inner.expires_at > before)
+    await eventually_async(lambda: inner.expires_at > before)
     assert inner.remaining() > 0
     await inner.release()
 
@@ -192,7 +187,7 @@ async def test_every_lease_reports_the_loss_to_its_callbacks(clients: Clients, o
     expire(owner)
     with pytest.raises(dblock.LeaseLost):
         await inner.renew()
-    await eventually(lambda: len(called) == 2)
+    await eventually_async(lambda: len(called) == 2)
     assert sorted(called) == ["inner expired", "outer expired"]
 
 
@@ -390,6 +385,7 @@ def test_lease_that_joins_while_another_thread_releases_the_last_one_is_held(cli
     assert kept(client) == 0
 
 
+@pytest.mark.second_stage
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_child_of_a_fork_does_not_share(client: dblock.Client, owner: psycopg.Connection) -> None:
     lock = client.lock("a", reentrant=True)
@@ -426,13 +422,13 @@ def test_forgotten_inner_lease_does_not_release_the_outer(
 async def test_forgotten_last_lease_releases_the_lock(
     client: dblock.Client, kept_leases: list[Any], owner: psycopg.Connection
 ) -> None:
-    lock = client.lock("a", reentrant=True)
+    lock = client.lock("a", ttl=600, reentrant=True)
     outer, inner = lock.acquire(), lock.acquire()
     outer.release()
     kept_leases.clear()
     with pytest.warns(ResourceWarning, match="never released"):
         del inner
-    await eventually(lambda: not granted(owner))
+    await eventually_async(lambda: not granted(owner))
     lock.acquire(timeout=20).release()
 
 
@@ -595,10 +591,7 @@ def test_inner_lease_warns_of_danger_until_it_is_released(client: dblock.Client)
     inner.on_danger(lambda left: called.append("inner"), before=1.2)
     inner.release()
     assert outer.lost.wait(20)
-    deadline = time.monotonic() + 20
-    while "outer" not in called:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: "outer" in called, "the outer lease has warned")
 
 
 def test_assert_locked_knows_what_the_thread_holds(client: dblock.Client, dsn: str) -> None:
@@ -644,6 +637,7 @@ def test_assert_locked_sends_nothing(client: dblock.Client, monkeypatch: pytest.
         dblock.assert_locked("a")
 
 
+@pytest.mark.second_stage
 def test_assert_locked_refuses_a_lost_lease(client: dblock.Client, owner: psycopg.Connection) -> None:
     lease = client.lock("a", ttl=0.1, keep_alive=False).acquire()
     time.sleep(0.12)

@@ -19,6 +19,7 @@ from dblock._runtime.connection import RawConnection
 from dblock._runtime.event_loop import LoopCalls, LoopKeepAliveRunner, LoopWatch
 from dblock._runtime.runner import AsyncRunner, Runner
 from dblock._runtime.target import Target, resolve
+from tests.support.eventually import eventually, eventually_async
 from tests.support.facade import Clients
 from tests.support.proxy import Proxy
 from tests.support.sessions import Sessions
@@ -68,13 +69,13 @@ def test_runner_stops_preparing_when_every_connection_loses_its_statements(
 ) -> None:
     """This happens behind an unrecognised pooler that gives each statement another backend."""
     busy = Call(b"SELECT $1::text FROM pg_advisory_xact_lock_shared(7)", ("1",))
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
 
     def use_all_three() -> None:
         owner.execute("SELECT pg_advisory_lock(7)")
         with ThreadPoolExecutor(3) as threads:
             replies = threads.map(lambda _: runner.run(calling(busy)), range(3))
-            while owner.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() != (3,):
-                time.sleep(0.01)
+            eventually(lambda: owner.execute(waiting).fetchone() == (3,), "three calls wait")
             owner.execute("SELECT pg_advisory_unlock(7)")
             assert list(replies) == [("1",)] * 3
 
@@ -150,9 +151,12 @@ async def test_call_that_is_dropped_with_its_loop_closes_its_connection_and_wait
     waiting = asleep.send(None)
     assert waiting is not None
     waiting._asyncio_future_blocking = False
+    pid = raw.connection.info.backend_pid
     asleep.close()  # as the garbage collector does
     assert raw.connection.closed
     runner.close()
+    with psycopg.connect(dsn) as owner:
+        owner.execute("SELECT pg_terminate_backend(%s, 60000)", [pid])
 
 
 def test_statement_given_up_while_it_is_prepared_is_not_prepared_again(dsn: str) -> None:
@@ -212,6 +216,7 @@ def test_borrower_waits_for_a_connection_in_use_and_opens_none(dsn: str, session
     lender.close()
 
 
+@pytest.mark.second_stage
 def test_borrower_waits_no_longer_than_its_call_may_take(runner: Runner, borrower: Runner) -> None:
     wire = runner._pool.take()
     began = time.monotonic()
@@ -235,8 +240,7 @@ async def test_thread_that_borrows_of_a_loop_waits_for_a_connection_and_opens_no
     watch = LoopWatch(asyncio.get_running_loop())
     borrower = LoopKeepAliveRunner(full, "dblock", 1, 5.0, prepares=False, loop=LoopCalls(owner, watch))
     used = asyncio.ensure_future(owner.run(calling(Call(b"SELECT $1::text FROM pg_sleep(2 * 0.2)", ("1",)))))
-    while full.room:
-        await asyncio.sleep(0)
+    await eventually_async(lambda: not full.room, "the only connection is used")
     assert await asyncio.to_thread(borrower.run, calling(ONE)) == ("1",)
     assert await used == ("1",)
     borrower.close()

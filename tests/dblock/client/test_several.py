@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,16 +13,16 @@ import psycopg
 import pytest
 
 import dblock
-from dblock._core import several
 from dblock._core.effects import Call
 from tests.dblock.client.test_cancellation import each_await, idle_again
 from tests.support.closing import closing_before
+from tests.support.eventually import eventually_async
 from tests.support.facade import Clients
 from tests.support.machine import before_long
+from tests.support.timings import timings_with
 
-pytestmark = pytest.mark.beside_others
-
-TTL = 30
+TTL = 600
+"""Seconds of a lease that would outlast the patience of the test if nothing released it."""
 
 
 def held(owner: psycopg.Connection) -> list[str]:
@@ -37,17 +36,9 @@ def tickets(owner: psycopg.Connection) -> list[str]:
     return [name for (name,) in owner.execute("SELECT name FROM lock_tickets ORDER BY name, number")]
 
 
-async def eventually(condition: Callable[[], object], within: float = 20) -> None:
-    """Wait until the condition holds."""
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        await asyncio.sleep(0.005)
-
-
 async def nothing_stays(owner: psycopg.Connection) -> None:
     """Wait until no lock is held and no ticket is left."""
-    await eventually(lambda: not held(owner) and not tickets(owner))
+    await eventually_async(lambda: not held(owner) and not tickets(owner))
 
 
 @contextmanager
@@ -106,8 +97,8 @@ async def test_leases_of_a_set_are_renewed_in_one_statement(clients: Clients) ->
     async with client.lock_all([f"{number}" for number in range(10)], ttl=6) as locks:
         with statements(clients) as called:
             before = locks["9"].expires_at
-            await eventually(lambda: locks["9"].expires_at > before)
-            await eventually(lambda: "renew_all" in called)
+            await eventually_async(lambda: locks["9"].expires_at > before)
+            await eventually_async(lambda: "renew_all" in called)
         assert called == ["renew_all"]
         assert all(locks[name].remaining() > 4 for name in locks)
 
@@ -180,24 +171,25 @@ async def test_names_of_other_kinds_are_refused_and_nothing_stays(clients: Clien
         before = held(owner)
         for function in (client.lock_all, client.lock_any):
             with pytest.raises(dblock.WrongKind, match="'s'"):
-                await function(["s"]).acquire()
+                await function(["s"], ttl=TTL).acquire()
         with pytest.raises(dblock.WrongKind):
-            await client.lock_all(["a", "s"]).acquire()
-        waiting = asyncio.ensure_future(client.lock_all(["a", "b", "s"]).acquire())
-        await eventually(lambda: tickets(owner) == ["b"])
+            await client.lock_all(["a", "s"], ttl=TTL).acquire()
+        waiting = asyncio.ensure_future(client.lock_all(["a", "b", "s"], ttl=TTL).acquire())
+        await eventually_async(lambda: tickets(owner) == ["b"])
         await blocker.release()
         with pytest.raises(dblock.WrongKind):
             await waiting
-        await eventually(lambda: held(owner) == [name for name in before if name != "b"] and not tickets(owner))
+        await eventually_async(lambda: held(owner) == [name for name in before if name != "b"] and not tickets(owner))
 
 
+@pytest.mark.second_stage
 async def test_waiting_set_holds_what_comes_before_and_then_gets_all(
     clients: Clients, owner: psycopg.Connection
 ) -> None:
     mine, other = clients(), clients()
     blocker = await other.lock("b").acquire()
-    waiting = asyncio.ensure_future(mine.lock_all(["c", "b", "a"]).acquire())
-    await eventually(lambda: tickets(owner) == ["b"])
+    waiting = asyncio.ensure_future(mine.lock_all(["c", "b", "a"], ttl=TTL).acquire())
+    await eventually_async(lambda: tickets(owner) == ["b"])
     assert held(owner) == ["a", "b"]
     await blocker.release()
     with before_long(5):
@@ -227,11 +219,11 @@ async def test_waiting_set_keeps_its_locks_from_sets_behind_it(clients: Clients,
     client = clients()
     blocker = await client.lock("b").acquire()
     waiting = [asyncio.ensure_future(client.lock_all(["a", "b"]).acquire())]
-    await eventually(lambda: tickets(owner) == ["b"])
+    await eventually_async(lambda: tickets(owner) == ["b"])
     waiting.append(asyncio.ensure_future(client.lock_all(["a", "c"]).acquire()))
-    await eventually(lambda: tickets(owner) == ["a", "b"])
+    await eventually_async(lambda: tickets(owner) == ["a", "b"])
     with statements(clients) as called:
-        await asyncio.sleep(several.LOOK_EVERY * 2.5)
+        await asyncio.sleep(clients.timings.cycle_look_interval * 2.5)
     assert not {"abandon_all", "give_way"} & {*called}, "sets behind it wait in the same order, so they cannot block it"
     await blocker.release()
     for one in waiting:
@@ -246,7 +238,7 @@ async def test_set_steps_aside_for_a_lock_taken_by_hand(
     mine, other = clients(), clients()
     by_hand = await other.lock("z").acquire()
     waiting = asyncio.ensure_future(mine.lock_all(order, ttl=TTL).acquire())
-    await eventually(lambda: tickets(owner) == ["z"])
+    await eventually_async(lambda: tickets(owner) == ["z"])
     with before_long(5):
         second = await other.lock("b").acquire()
         assert "a" not in order or held(owner) == ["a", "b", "z"], "the locks before b are kept"
@@ -264,9 +256,9 @@ async def test_set_gives_way_to_the_lock_taken_by_hand_and_is_next(clients: Clie
     mine, other, third = clients(), clients(), clients()
     by_hand = await other.lock("z").acquire()
     waiting = asyncio.ensure_future(mine.lock_all(["a", "z"], ttl=TTL).acquire())
-    await eventually(lambda: tickets(owner) == ["z"])
+    await eventually_async(lambda: tickets(owner) == ["z"])
     behind = asyncio.ensure_future(third.lock_all(["a"], ttl=TTL).acquire())
-    await eventually(lambda: tickets(owner) == ["a", "z"])
+    await eventually_async(lambda: tickets(owner) == ["a", "z"])
     with before_long(5):
         second = await other.lock("a").acquire()
         await by_hand.release()
@@ -288,13 +280,13 @@ async def test_set_in_a_deadlock_with_another_lock_of_its_task_ends_one_wait(
 
     async def by_hand_and_set(client: dblock.AsyncClient) -> None:
         async with other(client):
-            await eventually(lambda: "b" in held(owner))
-            async with client.lock_all(["a", "b", "c"]):
+            await eventually_async(lambda: "b" in held(owner))
+            async with client.lock_all(["a", "b", "c"], ttl=TTL):
                 pass
 
     async def by_hand(client: dblock.AsyncClient) -> None:
         async with client.lock("b"):
-            await eventually(lambda: tickets(owner) == ["b"])
+            await eventually_async(lambda: tickets(owner) == ["b"])
             async with other(client):
                 pass
 
@@ -310,7 +302,7 @@ async def test_set_that_waits_for_a_lock_of_its_own_task_is_told(dsn: str, owner
     async def waits_for_itself(client: dblock.AsyncClient) -> None:
         async with client.lock("b"):
             with pytest.raises(dblock.DeadlockDetected):
-                await client.lock_all(["a", "b"]).acquire()
+                await client.lock_all(["a", "b"], ttl=TTL).acquire()
             assert held(owner) == ["b"]
 
     async with dblock.AsyncClient(dsn) as client:
@@ -325,7 +317,7 @@ async def test_any_waits_for_all_and_takes_the_first_that_becomes_free(
     mine, other = clients(), clients()
     blockers = {name: await other.lock(name).acquire() for name in "abc"}
     waiting = asyncio.ensure_future(mine.lock_any(["c", "a", "b"]).acquire())
-    await eventually(lambda: tickets(owner) == ["a", "b", "c"])
+    await eventually_async(lambda: tickets(owner) == ["a", "b", "c"])
     await blockers["b"].release()
     with before_long(5):
         lease = await waiting
@@ -340,7 +332,7 @@ async def test_release_serves_one_of_the_waiters_for_any(clients: Clients, owner
     client = clients()
     blockers = {name: await client.lock(name).acquire() for name in "ab"}
     waiting = [asyncio.ensure_future(client.lock_any(names).acquire()) for names in (["a", "b"], ["b", "a"])]
-    await eventually(lambda: tickets(owner) == ["a", "a", "b", "b"])
+    await eventually_async(lambda: tickets(owner) == ["a", "a", "b", "b"])
     await blockers["a"].release()
     with before_long(5):
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -350,18 +342,19 @@ async def test_release_serves_one_of_the_waiters_for_any(clients: Clients, owner
     assert {lease.name for lease in leases} == {"a", "b"}
 
 
+@pytest.mark.second_stage
 async def test_loss_of_one_lease_is_the_loss_of_the_set(clients: Clients, owner: psycopg.Connection) -> None:
     client = clients()
     locks = await client.lock_all(["a", "b"], ttl=6).acquire()
     losses: list[dblock.LeaseLost] = []
     locks.on_lost(losses.append)
     owner.execute("SELECT force_release('b', %s, now => true)", [locks.tokens["b"]])
-    await eventually(locks.lost.is_set)
+    await eventually_async(locks.lost.is_set)
     assert (locks.lost.name, locks.lost.reason) == ("b", dblock.Reason.FORCED)
     assert locks.remaining() == 0
     with pytest.raises(dblock.LeaseLost, match="'b'"):
         locks.raise_if_lost()
-    await eventually(lambda: losses)
+    await eventually_async(lambda: losses)
     assert await locks.release() is False
     assert held(owner) == []
     assert [loss.name for loss in losses] == ["b"]
@@ -375,7 +368,7 @@ async def test_body_that_lost_a_lease_ends_with_the_loss_and_frees_the_others(
     with pytest.raises(dblock.LeaseLost, match="'a'"):
         async with client.lock_all(["a", "b"], ttl=6) as locks:
             owner.execute("SELECT force_release('a', %s, now => true)", [locks.tokens["a"]])
-            await eventually(locks.lost.is_set)
+            await eventually_async(locks.lost.is_set)
             await asyncio.sleep(0.01)
     assert held(owner) == []
 
@@ -416,11 +409,11 @@ async def test_waiting_set_that_loses_a_lease_takes_that_lock_again(
     mine, other = clients(), clients()
     blocker = await other.lock("c").acquire()
     waiting = asyncio.ensure_future(mine.lock_all(["a", "b", "c"], ttl=3).acquire())
-    await eventually(lambda: tickets(owner) == ["c"])
+    await eventually_async(lambda: tickets(owner) == ["c"])
     (old,) = owner.execute("SELECT token FROM distributed_locks WHERE name = 'a'").fetchone() or (0,)
     owner.execute("SELECT force_release('a', %s, now => true)", [old])
-    await eventually(lambda: held(owner) == ["c"] or "a" in held(owner))
-    await eventually(lambda: held(owner) == ["a", "b", "c"])
+    await eventually_async(lambda: held(owner) == ["c"] or "a" in held(owner))
+    await eventually_async(lambda: held(owner) == ["a", "b", "c"])
     await blocker.release()
     locks = await waiting
     assert locks.tokens["a"] > old
@@ -432,9 +425,9 @@ async def test_waiting_set_that_loses_a_lease_takes_that_lock_again(
 async def test_client_that_closes_leaves_nothing_of_a_waiting_set(clients: Clients, owner: psycopg.Connection) -> None:
     mine, other = clients(), clients()
     blocker = await other.lock("b").acquire()
-    waiting = [asyncio.ensure_future(mine.lock_all(["a", "b"]).acquire())]
-    waiting.append(asyncio.ensure_future(mine.lock_any(["b"]).acquire()))
-    await eventually(lambda: tickets(owner) == ["b", "b"])
+    waiting = [asyncio.ensure_future(mine.lock_all(["a", "b"], ttl=TTL).acquire())]
+    waiting.append(asyncio.ensure_future(mine.lock_any(["b"], ttl=TTL).acquire()))
+    await eventually_async(lambda: tickets(owner) == ["b", "b"])
     await mine.close()
     await blocker.release()
     for one in waiting:
@@ -459,7 +452,7 @@ async def test_client_that_closes_while_any_lock_leaves_its_queues_leaves_nothin
     mine, other = clients(presence=None), clients()
     blockers = [await other.lock(name).acquire() for name in "ab"]
     waiting = asyncio.ensure_future(mine.lock_any(["a", "b"], ttl=TTL).acquire())
-    await eventually(lambda: tickets(owner) == ["a", "b"])
+    await eventually_async(lambda: tickets(owner) == ["a", "b"])
     with closing_before("abandon_all", clients, mine):  # with the ticket for a, after b was granted
         await blockers.pop().release()
         with pytest.raises(dblock.ClientClosed):
@@ -470,14 +463,13 @@ async def test_client_that_closes_while_any_lock_leaves_its_queues_leaves_nothin
 
 @pytest.mark.parametrize("in_a_cycle", [True, False])
 async def test_client_that_closes_while_a_set_gives_way_leaves_nothing(
-    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, in_a_cycle: bool
+    clients: Clients, owner: psycopg.Connection, in_a_cycle: bool
 ) -> None:
-    monkeypatch.setattr(several, "KEEP_FOR", 0.01)
-    monkeypatch.setattr(several, "LOOK_EVERY", 0.02)
+    clients.timings = timings_with(keep_several_for=0.01, cycle_look_interval=0.02)
     mine, other = clients(presence=None), clients()
     blocker = await other.lock("b").acquire()
     waiting = asyncio.ensure_future(mine.lock_all(["a", "b"], ttl=TTL).acquire())
-    await eventually(lambda: tickets(owner) == ["b"])
+    await eventually_async(lambda: tickets(owner) == ["b"])
     with closing_before("give_way" if in_a_cycle else "abandon_all", clients, mine):
         # The task that holds b, or another one: only the first closes a cycle.
         single = other.lock("a").acquire(timeout=20)
@@ -530,7 +522,7 @@ async def test_waiter_cancelled_at_any_await_leaves_nothing(dsn: str, owner: psy
                 freeing.cancel()
 
         async def free() -> None:
-            await eventually(lambda: tickets(owner))
+            await eventually_async(lambda: tickets(owner))
             release_others()
 
         def release_others() -> None:
@@ -555,7 +547,7 @@ async def test_lost_reply_is_found_again_and_grants_nothing_twice(
     for kind, names, granted in (("lock_all", ["a", "b"], ["a", "b"]), ("lock_any", ["c", "d"], ["c"])):
         (before,) = owner.execute("SELECT last_value FROM token_sequence").fetchone() or (0,)
         with losing_the_first_reply(monkeypatch, owner):
-            got = await getattr(client, kind)(names).acquire()
+            got = await getattr(client, kind)(names, ttl=TTL).acquire()
         assert held(owner) == granted
         (after,) = owner.execute("SELECT last_value FROM token_sequence").fetchone() or (0,)
         assert after - before == len(granted) or after - before > 1_000, "no token was minted twice"

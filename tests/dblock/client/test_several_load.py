@@ -105,7 +105,6 @@ def nothing_is_left(owner: psycopg.Connection) -> bool:
 
 
 @pytest.mark.second_stage
-@pytest.mark.alone
 async def test_cycle_with_locks_taken_by_hand_ends_within_a_second(dsn: str, owner: psycopg.Connection) -> None:
     for _ in range(10):  # a play takes a second, and some plays have no cycle
         with measured() as lateness:
@@ -119,7 +118,7 @@ async def test_cycle_with_locks_taken_by_hand_ends_within_a_second(dsn: str, own
         pytest.fail("no cycle was seen: the test shows nothing")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("by_hand", [0, 4])
 async def test_ten_thousand_sets_of_sixty_four_tasks(dsn: str, owner: psycopg.Connection, by_hand: int) -> None:
     with measured() as lateness:

@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import json
 import pickle
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
@@ -22,12 +21,13 @@ import fenced_store
 from tests.dblock.client.test_cancellation import each_await
 from tests.dblock.client.test_leases import collect_garbage
 from tests.dblock.client.test_waiting import keep_waiters, settled, wait_for_tickets
+from tests.support.eventually import eventually_async
 from tests.support.facade import Clients
 from tests.support.proxy import Proxy
 from tests.support.renewals import TTL, renewed
 from tests.support.stages import first
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.beside_others]
+pytestmark = [pytest.mark.usefixtures("patient")]
 
 Make = Callable[..., Any]
 
@@ -80,18 +80,9 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 
 
-async def eventually(true: Callable[[], Any], what: str, within: float = 20) -> Any:
-    """Wait until it is true."""
-    deadline = time.monotonic() + within
-    while not (found := true()):
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.01)
-    return found
-
-
 async def nothing_is_left(owner: psycopg.Connection) -> None:
     """Wait until no lock is held and no ticket waits."""
-    await eventually(lambda: owner.execute(HELD).fetchone() == (0,), "a lock stays held")
+    await eventually_async(lambda: owner.execute(HELD).fetchone() == (0,), "every lock is free")
     await wait_for_tickets(owner, 0)
 
 
@@ -134,7 +125,7 @@ async def test_grant_excludes_the_rival_until_it_is_released(clients: Clients, k
 @every_kind("async-read")
 async def test_release_wakes_the_waiter(clients: Clients, kind: Kind, owner: psycopg.Connection) -> None:
     held = await kind.rival(clients(), "a", ttl=300).acquire()
-    waiting = waits_for(kind.lock(clients(holder="the waiter"), "a"))
+    waiting = waits_for(kind.lock(clients(holder="the waiter"), "a", ttl=600))
     await wait_for_tickets(owner, 1)
     assert [one.holder for one in await kind.lock(clients(), "a").queue()] == ["the waiter"]
     await held.release()
@@ -178,8 +169,7 @@ async def test_wait_of_a_reader_behind_a_writer_does_not_blame_the_own_read_leas
     client, other = clients(), clients()
     async with client.read_lock("a"):
         writing = waits_for(other.write_lock("a"))
-        while not await client.read_lock("a").queue():
-            await asyncio.sleep(0.01)
+        await eventually_async(client.read_lock("a").queue, "the writer is queued")
         with pytest.raises(dblock.LockTimeout) as caught:
             await client.read_lock("a").acquire(timeout=0.05)
         assert caught.value.own_token is None
@@ -202,7 +192,7 @@ async def test_loss_names_the_lock_and_its_reason(clients: Clients, kind: Kind, 
 
 @every_kind("sync-semaphore")
 async def test_forced_release_reaches_the_holder(clients: Clients, kind: Kind, owner: psycopg.Connection) -> None:
-    lock, rival = kind.lock(clients(), "a"), kind.rival(clients(), "a")
+    lock, rival = kind.lock(clients(), "a", ttl=600), kind.rival(clients(), "a")
     lease = await lock.acquire()
     force = "SELECT force_release(%s, %s, now => %s)"
     assert owner.execute(force, [share_of(lease), lease.token, False]).fetchone() == (True,)
@@ -210,7 +200,7 @@ async def test_forced_release_reaches_the_holder(clients: Clients, kind: Kind, o
         await lease.renew()
     assert await rival.try_acquire() is None, "the holder has not let go yet"
     assert await lease.release() is False
-    await eventually(lambda: owner.execute(HELD).fetchone() == (0,), "the holder keeps the lock")
+    await eventually_async(lambda: owner.execute(HELD).fetchone() == (0,), "the lock is free")
     again = await lock.acquire()
     assert owner.execute(force, [share_of(again), again.token, True]).fetchone() == (True,)
     assert await rival.try_acquire()
@@ -304,11 +294,11 @@ async def test_acquire_cancelled_at_any_await_leaves_nothing(dsn: str, owner: ps
 
         async def check(at: int) -> None:
             only_warm = (1,)
-            await eventually(lambda: owner.execute(HELD).fetchone() == only_warm, f"await {at}: a lock stays held")
+            await eventually_async(lambda: owner.execute(HELD).fetchone() == only_warm, f"await {at}: the lock is free")
             await wait_for_tickets(owner, 0)
             assert client._runtime.runner is not None
             pool = client._runtime.runner._pool
-            await eventually(lambda: len(pool._slots) == len(pool._idle), f"await {at}: a connection is not returned")
+            await eventually_async(lambda: len(pool._slots) == len(pool._idle), f"await {at}: every connection is idle")
 
         assert await each_await(acquire, check) >= 2
         assert await each_await(wait, check) >= 3
@@ -581,7 +571,7 @@ async def test_growing_wakes_waiters(clients: Clients, owner: psycopg.Connection
     await wait_for_tickets(owner, 3)
     keep_waiters(owner)
     await semaphore.resize(3)
-    await eventually(lambda: sum(one.done() for one in waiters) == 2, "two waiters are served")
+    await eventually_async(lambda: sum(one.done() for one in waiters) == 2, "two waiters are served")
     served = [one.result() for one in waiters if one.done()]
     assert sorted(lease.permit for lease in (held, *served)) == [0, 1, 2]
     assert await semaphore.available() == 0, "the semaphore knows the number that it has set"

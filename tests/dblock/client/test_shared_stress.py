@@ -17,14 +17,15 @@ import psycopg
 import pytest
 
 import dblock
-from dblock._core import waiters
-from tests.dblock.client.test_shared import eventually, nothing_is_left, waits_for
+from tests.dblock.client.test_shared import nothing_is_left, waits_for
 from tests.dblock.client.test_waiting import SLOW, keep_waiters, settled, wait_for_tickets
+from tests.support.eventually import eventually_async
 from tests.support.machine import measured
 from tests.support.proxy import Proxy
 from tests.support.renewals import TTL, renewed
+from tests.support.timings import polls_every
 
-pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+pytestmark = [pytest.mark.second_stage]
 
 ROOT = Path(__file__).parents[3]
 
@@ -61,7 +62,7 @@ from tests.support.orphans import die_with_parent
 
 die_with_parent()
 client = dblock.Client(sys.argv[1])
-leases = [client.semaphore("the semaphore", ttl=60).acquire(), client.read_lock("rw", ttl=60).acquire()]
+leases = [client.semaphore("the semaphore", ttl=600).acquire(), client.read_lock("rw", ttl=600).acquire()]
 while any(lease._state.presence is None for lease in leases):
     time.sleep(0.01)  # without it, its leases would last for their ttl
 print("held", flush=True)
@@ -71,7 +72,7 @@ time.sleep(60)
 
 def long(rounds: int) -> Any:
     """Return a number of rounds that take many minutes."""
-    return pytest.param(rounds, marks=[pytest.mark.long, pytest.mark.timeout(7200)])
+    return pytest.param(rounds, marks=[pytest.mark.nightly, pytest.mark.timeout(7200)])
 
 
 def start(script: str, *arguments: str) -> subprocess.Popen[str]:
@@ -93,7 +94,7 @@ def test_semaphore_never_has_more_holders_than_permits(dsn: str, owner: psycopg.
     assert owner.execute("SELECT count(*) FROM public.inside").fetchone() == (0,)
 
 
-@pytest.mark.needs_presence
+@pytest.mark.usefixtures("needs_presence")
 @pytest.mark.parametrize("rounds", [4, long(100)])
 async def test_permits_of_the_dead_the_cancelled_and_the_unanswered_come_back(
     dsn: str, owner: psycopg.Connection, rounds: int
@@ -108,8 +109,11 @@ async def test_permits_of_the_dead_the_cancelled_and_the_unanswered_come_back(
             semaphore = client.semaphore("the semaphore", permits=permits)
             live = [await semaphore.acquire(), await semaphore.acquire()]
 
+            async def all_available() -> bool:
+                return bool(await semaphore.available() == permits - len(live))
+
             async def cancelled() -> None:
-                task = waits_for(client.semaphore("the semaphore"))
+                task = waits_for(client.semaphore("the semaphore", ttl=600))
                 await asyncio.sleep(chance.random() * 0.02)
                 task.cancel()
                 lease = (await asyncio.gather(task, return_exceptions=True))[0]
@@ -119,7 +123,7 @@ async def test_permits_of_the_dead_the_cancelled_and_the_unanswered_come_back(
             async def unanswered() -> None:
                 before = proxy.lost
                 proxy.lose_reply_to(b"the semaphore")
-                lease = await cut.semaphore("the semaphore").acquire(timeout=30)
+                lease = await cut.semaphore("the semaphore", ttl=600).acquire(timeout=30)
                 assert proxy.lost > before
                 await lease.release()
 
@@ -135,10 +139,7 @@ async def test_permits_of_the_dead_the_cancelled_and_the_unanswered_come_back(
                         holder.communicate()
                 await asyncio.gather(*(cancelled() for _ in range(8)))
                 await unanswered()
-                deadline = time.monotonic() + 20
-                while (available := await semaphore.available()) != permits - len(live):
-                    assert time.monotonic() < deadline, f"{available} available"
-                    await asyncio.sleep(0.02)
+                await eventually_async(all_available, "every permit but those of live leases is available")
                 assert len(await semaphore.holders()) == len(live)
 
             rest = [await semaphore.try_acquire() for _ in range(permits - len(live))]
@@ -153,7 +154,7 @@ async def test_permits_of_the_dead_the_cancelled_and_the_unanswered_come_back(
     await nothing_is_left(owner)
 
 
-@pytest.mark.needs_presence
+@pytest.mark.usefixtures("needs_presence")
 async def test_dead_reader_is_gone_while_other_readers_renew(dsn: str, owner: psycopg.Connection) -> None:
     """Each reader renews its own lease alone. The dead one's lease would last for its ttl, a minute."""
     async with dblock.AsyncClient(dsn) as client, dblock.AsyncClient(dsn) as other:
@@ -254,7 +255,7 @@ async def test_writer_enters_within_the_longest_read_that_was_running(dsn: str) 
                         await asyncio.sleep(reads)
 
             readers = [asyncio.create_task(read(number)) for number in range(6)]
-            await eventually(lambda: len(entered) >= 6, "six readers are inside")
+            await eventually_async(lambda: len(entered) >= 6, "six readers are inside")
             for _ in range(3):
                 await asyncio.sleep(reads / 3)
                 asked = time.monotonic()
@@ -267,15 +268,14 @@ async def test_writer_enters_within_the_longest_read_that_was_running(dsn: str) 
             await asyncio.gather(*readers)
 
 
-@pytest.mark.alone
-async def test_growing_wakes_waiters_in_time(
-    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_growing_wakes_waiters_in_time(dsn: str, owner: psycopg.Connection) -> None:
     """In 100 ms, apart from what the machine takes. Only a notification can be in time, because polling is slow."""
-    for name in ("EARLY_CHECK", "HEARTBEAT_INTERVAL", "HOLDER_CHECK_INTERVAL", "POLL", "POLL_INTERVAL_OF_OTHERS"):
-        monkeypatch.setattr(waiters, name, SLOW)
+    timings = polls_every(SLOW)
     with measured() as lateness:
-        async with dblock.AsyncClient(dsn) as client, dblock.AsyncClient(dsn) as other:
+        async with (
+            dblock.AsyncClient(dsn, timings=timings) as client,
+            dblock.AsyncClient(dsn, timings=timings) as other,
+        ):
             semaphore = client.semaphore("a", permits=1)
             held = await semaphore.acquire()
             waiting = [waits_for(other.semaphore("a")) for _ in range(4)]

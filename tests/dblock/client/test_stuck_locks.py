@@ -119,6 +119,7 @@ def transactions(owner: psycopg.Connection) -> int:
     return int(row[0])
 
 
+@pytest.mark.alone
 @pytest.mark.second_stage
 def test_first_waiter_polls_seldom_while_a_proof_is_open(dsn: str, owner: psycopg.Connection) -> None:
     with dblock.Client(dsn) as holder, dblock.Client(dsn) as client, psycopg.connect(dsn) as user:

@@ -127,6 +127,7 @@ async def test_body_may_end_after_a_committed_release(opened: tuple[Any, Open]) 
     assert await clients().lock("a").holder() is not None
 
 
+@pytest.mark.second_stage
 async def test_body_does_not_wait_for_the_transaction_that_releases(opened: tuple[Any, Open]) -> None:
     clients, transaction = opened
     started = time.monotonic()
@@ -141,7 +142,6 @@ async def test_body_does_not_wait_for_the_transaction_that_releases(opened: tupl
     "opened", first(2, sorted(OPENED, key=lambda kind: kind not in ("sync psycopg", "async Session"))), indirect=True
 )
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_transaction_that_stays_open_delays_no_other_lease(
     opened: tuple[Any, Open], kept_leases: list[Any], owner: psycopg.Connection
 ) -> None:

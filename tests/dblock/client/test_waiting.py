@@ -11,12 +11,14 @@ import psycopg
 import pytest
 
 import dblock
-from dblock._core import heartbeats, listener_flow, waiters
+from dblock._core import waiters
 from dblock._runtime.listener import Listener
 from tests.support import mutants
+from tests.support.eventually import eventually, eventually_async
 from tests.support.facade import Clients
 from tests.support.proxy import Proxy
 from tests.support.stages import sync_first
+from tests.support.timings import polls_every, timings_with
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -30,20 +32,16 @@ SLOW = 20.0
 """Seconds between two checks of a waiter that is to wait for its notification."""
 
 
-async def wait_for_tickets(owner: psycopg.Connection, number: int, within: float = 20) -> None:
+async def wait_for_tickets(owner: psycopg.Connection, number: int) -> None:
     """Return when this many tickets are in the queue."""
-    deadline = time.monotonic() + within
-    while (found := owner.execute("SELECT count(*) FROM lock_tickets").fetchone()) != (number,):
-        assert time.monotonic() < deadline, f"{found} tickets, not {number}"
-        await asyncio.sleep(0.01)
+    count = "SELECT count(*) FROM lock_tickets"
+    await eventually_async(lambda: owner.execute(count).fetchone() == (number,), f"a queue of {number} tickets")
 
 
 async def wait_for_tickets_issued(owner: psycopg.Connection, number: int) -> None:
     """Return when this many tickets of the lock have been issued, whether or not they are still in the queue."""
-    deadline = time.monotonic() + 20
-    while (found := owner.execute("SELECT max(last_ticket) FROM lock_queues").fetchone()) != (number,):
-        assert time.monotonic() < deadline, f"{found} tickets, not {number}"
-        await asyncio.sleep(0.01)
+    last = "SELECT max(last_ticket) FROM lock_queues"
+    await eventually_async(lambda: owner.execute(last).fetchone() == (number,), f"the issue of {number} tickets")
 
 
 def keep_waiters(owner: psycopg.Connection) -> None:
@@ -53,12 +51,8 @@ def keep_waiters(owner: psycopg.Connection) -> None:
 
 async def settled(client: Any) -> None:
     """Return when the client receives notifications and its waiters have done the check that follows."""
-    deadline = time.monotonic() + 20
-    while (
-        not (listener := getattr(client, "_inner", client)._runtime.listener) or not listener.waiters.notifications_work
-    ):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
+    runtime = getattr(client, "_inner", client)._runtime
+    await eventually_async(lambda: runtime.listener and runtime.listener.waiters.notifications_work)
     await asyncio.sleep(0.3)
 
 
@@ -78,12 +72,12 @@ async def acquired(client: Any, name: str = "a", **options: Any) -> tuple[Any, f
 
 
 @pytest.fixture
-def slow_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_polling(clients: Clients) -> None:
     """Slow down polling, so that only a notification can wake a waiter in time."""
-    for name in ("EARLY_CHECK", "HEARTBEAT_INTERVAL", "HOLDER_CHECK_INTERVAL", "POLL", "POLL_INTERVAL_OF_OTHERS"):
-        monkeypatch.setattr(waiters, name, SLOW)
+    clients.timings = polls_every(SLOW)
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("slow_polling")
 async def test_release_wakes_the_next_waiter(clients: Clients, owner: psycopg.Connection) -> None:
     held = await clients().lock("a").acquire()
@@ -154,6 +148,7 @@ async def test_queue_lists_the_waiters_in_order(clients: Clients, owner: psycopg
         await (await task).release()
 
 
+@pytest.mark.second_stage
 async def test_wait_that_times_out_leaves_no_ticket(clients: Clients, owner: psycopg.Connection) -> None:
     client = clients()
     held = await client.lock("a").acquire()
@@ -183,7 +178,6 @@ async def test_timeout_of_zero_is_a_try(clients: Clients, owner: psycopg.Connect
 
 @sync_first
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_second_waiter_is_served_when_the_first_gives_up(clients: Clients, owner: psycopg.Connection) -> None:
     held = await clients().lock("a").acquire()
     giving_up = asyncio.create_task(clients().lock("a").acquire(timeout=2))  # after the second has queued
@@ -195,6 +189,7 @@ async def test_second_waiter_is_served_when_the_first_gives_up(clients: Clients,
     assert (await granted_in_time(held, waiting)).token > held.token
 
 
+@pytest.mark.second_stage
 async def test_lost_notification_costs_a_bounded_delay(
     clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +204,7 @@ async def test_lost_notification_costs_a_bounded_delay(
     assert came - released < BOUND
 
 
+@pytest.mark.second_stage
 async def test_listener_that_is_cut_off_costs_a_bounded_delay(clients: Clients, owner: psycopg.Connection) -> None:
     held = await clients().lock("a").acquire()
     with Proxy(clients.dsn) as proxy:
@@ -278,8 +274,7 @@ async def test_client_closed_as_its_first_waiter_begins_to_wait_leaves_no_ticket
 
     def wait_for_close(self: Listener, name: str, attempt: str) -> Any:
         loop.call_soon_threadsafe(arrived.set)
-        while not self.flow.closed:
-            time.sleep(0.001)
+        eventually(lambda: self.flow.closed, "the listener is closed")
         return join_queue(self, name, attempt)
 
     def wait_for_ticket(self: Listener, timeout: float) -> None:
@@ -310,20 +305,16 @@ async def test_waiter_whose_ticket_was_deleted_takes_a_new_one(
         owner.execute("UPDATE distributed_locks SET last_served_ticket = 7")
         owner.execute("DELETE FROM lock_tickets")  # as if the client had sent no heartbeat for too long
     await wait_for_tickets(owner, 1)
-    deadline = time.monotonic() + 20
-    while "ticket replaced" not in caplog.text:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
+    await eventually_async(lambda: "ticket replaced" in caplog.text, "the replacement is logged")
     assert (await granted_in_time(held, waiting)).token > held.token
 
 
 async def test_waiter_gets_an_error_when_the_database_is_unreachable(
-    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    clients: Clients, owner: psycopg.Connection
 ) -> None:
-    monkeypatch.setattr(heartbeats, "AWAY_FOR", 0.5)
     held = await clients().lock("a").acquire()
     with Proxy(clients.dsn) as proxy:
-        client = clients(proxy.dsn)
+        client = clients(proxy.dsn, timings=timings_with(away_for=0.5))
         waiting = asyncio.create_task(client.lock("a").acquire())
         await wait_for_tickets(owner, 1)
         proxy.close()
@@ -342,6 +333,7 @@ async def test_waiter_of_an_efficiency_lock_is_served(clients: Clients, owner: p
         _ = lease.token
 
 
+@pytest.mark.second_stage
 async def test_waiter_notices_a_release_in_the_users_transaction(clients: Clients, owner: psycopg.Connection) -> None:
     with dblock.Client(clients.dsn) as holder, psycopg.connect(clients.dsn) as connection:
         held = holder.lock("a").acquire()
@@ -370,10 +362,9 @@ async def test_ticket_without_a_waiter_blocks_no_other_waiter(clients: Clients, 
     assert (await asyncio.wait_for(waiting, 20)).token > held.token
 
 
-@pytest.mark.needs_presence
+@pytest.mark.usefixtures("needs_presence")
 @sync_first
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_wait_logs_no_warning(
     clients: Clients, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -399,7 +390,6 @@ async def test_listen_dsn_is_checked(clients: Clients) -> None:
 
 @sync_first
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_ticket_that_could_not_be_abandoned_is_abandoned_later(
     clients: Clients, owner: psycopg.Connection
 ) -> None:
@@ -425,7 +415,6 @@ async def test_ticket_that_could_not_be_abandoned_is_abandoned_later(
 
 @sync_first
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_tickets_without_a_waiter_are_abandoned_though_the_client_waits_for_another_lock(
     clients: Clients, owner: psycopg.Connection
 ) -> None:
@@ -458,7 +447,6 @@ async def test_repeated_closing_leaves_the_queue_empty(clients: Clients, owner: 
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_request_that_outlasts_the_close_of_its_client_leaves_no_ticket(
     clients: Clients, owner: psycopg.Connection
 ) -> None:
@@ -471,9 +459,7 @@ async def test_request_that_outlasts_the_close_of_its_client_leaves_no_ticket(
     waiting = asyncio.create_task(client.lock("a").acquire())
     await wait_for_tickets(owner, 1)
     runtime = getattr(client, "_inner", client)._runtime
-    while not requested(owner):
-        runtime.listener.waiters.wake_all()
-        await asyncio.sleep(0.01)
+    await eventually_async(lambda: runtime.listener.waiters.wake_all() or requested(owner), "the waiter's request")
     await client.close()
     with pytest.raises(dblock.ClientClosed):
         await asyncio.wait_for(waiting, 20)
@@ -487,12 +473,9 @@ def requested(owner: psycopg.Connection) -> bool:
     return found is not None
 
 
-async def test_client_without_waiters_does_not_listen(
-    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_client_without_waiters_does_not_listen(clients: Clients, owner: psycopg.Connection) -> None:
     """Every notification wakes the sessions of all listeners in the whole database."""
-    monkeypatch.setattr(listener_flow, "LISTEN_FOR", 0.3)
-    monkeypatch.setattr(listener_flow, "PING_INTERVAL", 0.2)
+    clients.timings = timings_with(listen_for=0.3, ping_interval=0.2)
     one, other = clients(), clients()
     held = await one.lock("a").acquire()
     waiting = asyncio.create_task(other.lock("a").acquire())
@@ -501,7 +484,4 @@ async def test_client_without_waiters_does_not_listen(
     assert [listener.flow.listens for listener in listeners] == [False, True]
     await held.release()
     await waiting
-    deadline = time.monotonic() + 20
-    while listeners[1].flow.listens:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
+    await eventually_async(lambda: not listeners[1].flow.listens, "the listener has stopped listening")

@@ -11,7 +11,8 @@ from dblock._core.acquire import MOST_CROWDS, TRUST, LockFlows
 from dblock._core.effects import Call, JoinQueue, Sleep, Wait
 from dblock._core.options import LockOptions, lock_options
 from dblock._core.replies import new_attempt
-from dblock._core.waiters import HOLDER_CHECK_INTERVAL, LocalWaiter, LocalWaiters
+from dblock._core.timings import default
+from dblock._core.waiters import LocalWaiter, LocalWaiters
 from dblock._runtime.wakeups import ThreadWaiter
 from dblock.errors import ClientClosed
 
@@ -187,7 +188,7 @@ def test_first_waiter_checks_a_holder_with_a_presence(flows: LockFlows, options:
     next(steps)
     join(steps, waiter)
     steps.send(("f", None, "1000.5", "12.5", "3", "t", "t", "t"))
-    assert waiter.events == [(True, HOLDER_CHECK_INTERVAL)]
+    assert waiter.events == [(True, default.holder_check_interval)]
 
 
 def test_acquire_on_a_crowded_lock_joins_the_queue_without_a_try(flows: LockFlows, options: LockOptions) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from dblock._core.acquire import LockFlows
-from dblock._core.deadlocks import LOOK_INTERVAL, LOOKS_PER_SECOND
+from dblock._core.deadlocks import LOOKS_PER_SECOND
 from dblock._core.effects import Call, JoinQueue, Wait
 from dblock._core.options import lock_options
+from dblock._core.timings import default
 from dblock._core.waiters import LocalWaiters
 from dblock._runtime.wakeups import ThreadWaiter
 from dblock.errors import CycleWait, DeadlockDetected, Unavailable
@@ -63,7 +64,7 @@ def is_look(effect: Any) -> bool:
 def test_waiter_looks_after_half_a_second_and_again() -> None:
     drive = Drive([5, 7])
     for _ in range(3):
-        assert drive.effect.seconds == pytest.approx(LOOK_INTERVAL)
+        assert drive.effect.seconds == pytest.approx(default.deadlock_look_interval)
         look = drive.pass_time()
         assert is_look(look)
         assert look.args == ("a", drive.attempt, '{"5","7"}', "{}")
@@ -112,7 +113,7 @@ def test_look_that_fails_ends_no_wait() -> None:
     drive = Drive([5])
     drive.pass_time()
     effect = drive.steps.throw(Unavailable("gone"))
-    assert effect.seconds == pytest.approx(LOOK_INTERVAL)
+    assert effect.seconds == pytest.approx(default.deadlock_look_interval)
 
 
 def test_wake_up_during_a_look_is_not_lost() -> None:
@@ -153,6 +154,6 @@ def test_waiters_of_a_crowded_client_look_less_often() -> None:
     drive = Drive([5])
     for number in range(LOOKS_PER_SECOND * 3):
         drive.waiters.add(ThreadWaiter(drive.waiters, "a", f"{number:032x}"))
-    assert drive.effect.seconds == pytest.approx(LOOK_INTERVAL), "the first look comes in time"
+    assert drive.effect.seconds == pytest.approx(default.deadlock_look_interval), "the first look comes in time"
     drive.pass_time()
     assert drive.send(NOTHING).seconds == pytest.approx(3, rel=0.01)

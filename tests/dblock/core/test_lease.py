@@ -94,6 +94,7 @@ def test_longer_of_two_concurrent_renewals_is_trusted(long_first: bool) -> None:
     assert held.lease.remaining() > 50
 
 
+@pytest.mark.second_stage
 def test_forked_child_cannot_use_the_parents_lease() -> None:
     held = ManualLease()
 

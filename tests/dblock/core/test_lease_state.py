@@ -237,6 +237,7 @@ def test_expired_lease_is_not_unreachable_after_a_reply(state: LeaseState, now: 
     assert loss.reason is Reason.EXPIRED
 
 
+@pytest.mark.second_stage
 def test_loss_tells_when_the_lease_was_last_known_to_be_held(state: LeaseState, now: Clock) -> None:
     now.now += 4
     state.renewal_confirmed(now.now - 1, now.now + 9, 0)

@@ -12,9 +12,10 @@ from dblock._core.acquire import LockFlows
 from dblock._core.effects import CallLater, CallOver, CallOverKeepAlive, Connect, Spawn, WaitForInput
 from dblock._core.lease_state import LeaseState, Reason
 from dblock._core.listener_failures import ConnectFailed, ConnectionFailed, Failure, ServerState
-from dblock._core.listener_flow import FIRST_PAUSE, LISTEN_FOR, PING_INTERVAL, ListenerFlow
-from dblock._core.presence import LOOK_FOR, OWN_PART, Presence, SocketState
+from dblock._core.listener_flow import FIRST_PAUSE, ListenerFlow
+from dblock._core.presence import Presence, SocketState
 from dblock._core.replies import Grant
+from dblock._core.timings import default
 from dblock.errors import Unavailable
 
 GRACE = 0.15
@@ -100,7 +101,7 @@ class Listener:
         """Bring the listener to where it waits for notifications over a connection."""
         connection = FakeConnection()
         self.shake_hands(self.start(), connection)
-        assert self.loop.send(None) == WaitForInput(connection, PING_INTERVAL)
+        assert self.loop.send(None) == WaitForInput(connection, default.ping_interval)
         return connection
 
 
@@ -158,13 +159,13 @@ def test_closed_connection_puts_its_presence_in_doubt_and_starts_the_clock() -> 
     connection.state = SocketState.CLOSED
     later = listener.loop.throw(ConnectionFailed("closed", Failure.CLOSED))
     assert isinstance(later, CallLater)
-    assert later.seconds == pytest.approx(GRACE * OWN_PART)
+    assert later.seconds == pytest.approx(GRACE * default.own_part)
     assert listener.flows.presence is None
     withdrawal = listener.loop.send(None)
     assert connection.closed
     assert isinstance(withdrawal, CallOverKeepAlive), "the pool may be busy"
     assert withdrawal.call.args == (presence.name, '{"a"}', '{"7"}')
-    listener.now += GRACE * OWN_PART
+    listener.now += GRACE * default.own_part
     later.function()
     assert listener.lease.loss is not None
     assert listener.lease.loss.reason is Reason.UNREACHABLE
@@ -230,7 +231,7 @@ def test_end_of_the_server_keeps_the_leases_only_if_it_is_proven_in_time(
     assert isinstance(connecting, Spawn)
     listener.loop.send(None)
     assert isinstance(next(connecting.flow), Connect)
-    listener.now += after * GRACE * OWN_PART
+    listener.now += after * GRACE * default.own_part
     with pytest.raises(StopIteration):
         connecting.flow.throw(ConnectFailed("not now", {"elsewhere": ServerState.STARTING, connection.server: state}))
     waiting = listener.loop.send(None)
@@ -265,10 +266,10 @@ def test_listener_looks_at_the_socket_while_a_lease_depends_on_it_and_for_a_mome
     listener = Listener()
     assert listener.flow.look_every() == math.inf
     listener.connect()
-    assert listener.flow.look_every() < GRACE * OWN_PART
+    assert listener.flow.look_every() < GRACE * default.own_part
     listener.lease.let_go()
-    listener.now += LOOK_FOR - 0.01
-    assert listener.flow.look_every() < GRACE * OWN_PART, "another lease need not wake it"
+    listener.now += default.look_for - 0.01
+    assert listener.flow.look_every() < GRACE * default.own_part, "another lease need not wake it"
     listener.now += 0.01
     assert listener.flow.look_every() == math.inf
 
@@ -278,7 +279,7 @@ def test_connection_that_a_turn_outlasts_the_need_for_is_closed_by_the_next() ->
     connection = FakeConnection()
     listener.shake_hands(listener.start(), connection)
     listener.loop.send(None)
-    listener.now = 100.0 + LISTEN_FOR - 0.001
+    listener.now = 100.0 + default.listen_for - 0.001
     ping = listener.loop.send(None)
     assert isinstance(ping, CallOver)
     listener.now += 0.002
@@ -302,9 +303,9 @@ def test_silent_connection_is_kept_until_its_presence_is_withdrawn() -> None:
 def test_reply_to_another_thread_delays_the_next_request() -> None:
     listener = Listener()
     connection = listener.connect()
-    listener.now += PING_INTERVAL - 1
+    listener.now += default.ping_interval - 1
     listener.flow.replied(listener.now)
-    assert listener.loop.send(None) == WaitForInput(connection, PING_INTERVAL)
+    assert listener.loop.send(None) == WaitForInput(connection, default.ping_interval)
 
 
 def test_connection_in_doubt_is_asked_for_a_reply_at_once() -> None:
@@ -317,7 +318,9 @@ def test_connection_in_doubt_is_asked_for_a_reply_at_once() -> None:
 def test_refused_request_keeps_the_connection() -> None:
     listener = Listener()
     connection = listener.connect()
-    assert listener.loop.throw(ConnectionFailed("no", Failure.REFUSED)) == WaitForInput(connection, PING_INTERVAL)
+    assert listener.loop.throw(ConnectionFailed("no", Failure.REFUSED)) == WaitForInput(
+        connection, default.ping_interval
+    )
     assert not connection.closed
 
 

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dblock._core.presence import OWN_PART, TRUSTED, Presence
+from dblock._core.presence import Presence
+from dblock._core.timings import default
 from dblock._runtime.socket_probe import SocketProbe
 
 Ends = tuple[socket.socket, socket.socket]
@@ -35,11 +36,11 @@ def probe(ends: Ends) -> Iterator[SocketProbe]:
 
 def test_presence_stands_for_a_while_after_a_heartbeat(probe: SocketProbe) -> None:
     presence = Presence("aa", 0.15, probe, 100)
-    assert presence.stands(100 + TRUSTED - 0.01)
-    assert not presence.stands(100 + TRUSTED)
+    assert presence.stands(100 + default.trusted_for - 0.01)
+    assert not presence.stands(100 + default.trusted_for)
     presence.confirm(110)
-    assert presence.stands(100 + TRUSTED)
-    assert presence.left(110) == TRUSTED
+    assert presence.stands(100 + default.trusted_for)
+    assert presence.left(110) == default.trusted_for
 
 
 def test_presence_falls_when_the_server_closes_the_connection(ends: Ends, probe: SocketProbe) -> None:
@@ -54,8 +55,8 @@ def test_recent_probe_bounds_how_long_a_presence_can_have_been_gone(ends: Ends, 
     presence = Presence("aa", 0.15, probe, 100)
     assert presence.stands(101)
     ends[1].close()
-    assert presence.stands(101 + 0.15 * OWN_PART - 0.001)
-    assert not presence.stands(101 + 0.15 * OWN_PART)
+    assert presence.stands(101 + 0.15 * default.own_part - 0.001)
+    assert not presence.stands(101 + 0.15 * default.own_part)
 
 
 def test_presence_in_doubt_falls_and_an_ended_presence_binds_nothing(probe: SocketProbe) -> None:
@@ -64,7 +65,7 @@ def test_presence_in_doubt_falls_and_an_ended_presence_binds_nothing(probe: Sock
     assert not presence.stands(101)
     presence.end()
     assert presence.stands(101)
-    assert presence.stands(100 + 2 * TRUSTED)
+    assert presence.stands(100 + 2 * default.trusted_for)
 
 
 def test_presence_is_thread_safe(probe: SocketProbe) -> None:

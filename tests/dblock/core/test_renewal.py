@@ -13,6 +13,7 @@ from dblock._core.acquire import TRUST, LockFlows
 from dblock._core.lease_state import LeaseState, Reason
 from dblock._core.renewal import RenewalSchedule
 from dblock._core.replies import Grant, items
+from dblock._core.timings import Timings
 
 
 class Clock:
@@ -27,7 +28,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.now = Clock()
-        self.schedule = RenewalSchedule(LockFlows("dblock", "me", self.now), self.now)
+        self.schedule = RenewalSchedule(LockFlows("dblock", "me", self.now, timings=Timings()), self.now)
 
     def state(self, name: str, ttl: float = 30, **options: Any) -> LeaseState:
         now = self.now.now

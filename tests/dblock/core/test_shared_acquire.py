@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dblock._core.acquire import TRUST
-from dblock._core.effects import GIVE_UP_WITHIN, Call, Sleep
+from dblock._core.effects import Call, Sleep
 from dblock._core.lease_state import LeaseState, Status
 from dblock._core.options import lock_options
 from dblock._core.replies import Grant, new_attempt
@@ -108,7 +108,7 @@ def test_retry_that_is_never_decided_may_have_been_granted(
 ) -> None:
     steps = flows.try_acquire(options, "attempt")
     next(steps)
-    clock.now += GIVE_UP_WITHIN + 1
+    clock.now += flows.timings.give_up_within + 1
     with pytest.raises(Unavailable) as caught:
         steps.send(LOCKED_AGAIN)
     assert caught.value.unanswered, "so that the caller gives the grant back"
@@ -149,7 +149,7 @@ def test_downgrade_that_finds_the_lease_proved_leaves_it_held(
     undecided = (None, None, None, None, None)
     assert isinstance(steps.send(undecided), Sleep)
     steps.send(None)
-    clock.now += GIVE_UP_WITHIN + 1
+    clock.now += flows.timings.give_up_within + 1
     with pytest.raises(DatabaseError, match="is still held: an open transaction has proved it"):
         steps.send(undecided)
     assert writer.remaining() > 0

@@ -14,14 +14,8 @@ from dblock._core.acquire import LockFlows
 from dblock._core.effects import Call
 from dblock._core.listener_flow import ListenerFlow
 from dblock._core.statements import PROBE
-from dblock._core.waiters import (
-    EARLY_CHECK,
-    HEARTBEAT_INTERVAL,
-    HOLDER_CHECK_INTERVAL,
-    POLL,
-    POLL_INTERVAL_OF_OTHERS,
-    LocalWaiters,
-)
+from dblock._core.timings import default
+from dblock._core.waiters import LocalWaiters
 from dblock._runtime.wakeups import ThreadWaiter
 from dblock.errors import Unavailable
 
@@ -102,12 +96,12 @@ def test_check_is_never_due_without_waiters(waiters: LocalWaiters) -> None:
 @pytest.mark.parametrize(
     ("notifications_work", "first", "next_check", "due_in"),
     [
-        (True, False, 30, HEARTBEAT_INTERVAL),
-        (True, True, 30, HEARTBEAT_INTERVAL),
+        (True, False, 30, default.heartbeat_interval),
+        (True, True, 30, default.heartbeat_interval),
         (True, True, 0.3, 0.3),
-        (True, True, HOLDER_CHECK_INTERVAL, HOLDER_CHECK_INTERVAL),
-        (False, True, 30, POLL),
-        (False, False, 30, POLL_INTERVAL_OF_OTHERS),
+        (True, True, default.holder_check_interval, default.holder_check_interval),
+        (False, True, 30, default.poll_interval),
+        (False, False, 30, default.poll_interval_of_others),
     ],
 )
 def test_next_check_depends_on_position_and_notifications(
@@ -129,10 +123,12 @@ def test_new_ticket_is_checked_early_and_then_less_often(waiters: LocalWaiters, 
         steps = waiters.check(5)
         next(steps)
         reply(steps, "1", None, None, None)
-    assert intervals == pytest.approx([EARLY_CHECK, 0.2, 0.4, 0.8, HEARTBEAT_INTERVAL, HEARTBEAT_INTERVAL])
+    assert intervals == pytest.approx(
+        [default.early_check, 0.2, 0.4, 0.8, default.heartbeat_interval, default.heartbeat_interval]
+    )
     waiters.add(Waiter(waiters, "a", "bb"))
     waiter.ticket_issued(True, 30, fresh=True)
-    assert waiters.due_at() == pytest.approx(clock.now + EARLY_CHECK), "also for a waiter that is first"
+    assert waiters.due_at() == pytest.approx(clock.now + default.early_check), "also for a waiter that is first"
 
 
 def test_listener_is_woken_only_for_an_earlier_check(waiters: LocalWaiters, wakes: list[bool]) -> None:
@@ -155,21 +151,21 @@ def test_notification_wakes_the_waiter_that_it_names(waiters: LocalWaiters) -> N
 
 def test_heartbeat_checks_all_waiters_and_wakes_the_first(waiters: LocalWaiters, clock: Clock) -> None:
     here, there, far = wait_for(waiters, "aa"), wait_for(waiters, "bb", name="b"), wait_for(waiters, "cc", name="b")
-    clock.now += HEARTBEAT_INTERVAL
+    clock.now += default.heartbeat_interval
     steps = waiters.check(5)
     call: Any = next(steps)
     assert b"heartbeat" in call.sql
     assert call.args[1] in ('{"a","b"}', '{"b","a"}')
     reply(steps, "3", "{aa,bb}", "{0,12.5}", "{f,t}")
     assert (here.woken, there.woken, far.woken) == (1, 0, 0)
-    assert waiters.due_at() == pytest.approx(clock.now + HOLDER_CHECK_INTERVAL), (
+    assert waiters.due_at() == pytest.approx(clock.now + default.holder_check_interval), (
         "the holder has a presence, so it is checked often"
     )
 
 
 def test_waiters_whose_tickets_are_gone_are_woken_to_take_new_ones(waiters: LocalWaiters, clock: Clock) -> None:
     waiting = [wait_for(waiters, "aa"), wait_for(waiters, "bb")]
-    clock.now += HEARTBEAT_INTERVAL
+    clock.now += default.heartbeat_interval
     steps = waiters.check(5)
     next(steps)
     reply(steps, "1", None, None, None)
@@ -178,7 +174,7 @@ def test_waiters_whose_tickets_are_gone_are_woken_to_take_new_ones(waiters: Loca
 
 def test_waiter_about_to_redeem_its_ticket_is_not_missed(waiters: LocalWaiters, clock: Clock) -> None:
     staying, going = wait_for(waiters, "aa"), wait_for(waiters, "bb")
-    clock.now += HEARTBEAT_INTERVAL
+    clock.now += default.heartbeat_interval
     steps = waiters.check(5)
     next(steps)
     going.ticket_redeemed()
@@ -188,7 +184,7 @@ def test_waiter_about_to_redeem_its_ticket_is_not_missed(waiters: LocalWaiters, 
 
 def test_ticket_without_a_waiter_is_abandoned(waiters: LocalWaiters, clock: Clock) -> None:
     wait_for(waiters, "aa")
-    clock.now += HEARTBEAT_INTERVAL
+    clock.now += default.heartbeat_interval
     steps = waiters.check(5)
     next(steps)
     call: Any = steps.send(("2", "{bb}", "{0}", "{f}"))

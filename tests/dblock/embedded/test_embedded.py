@@ -21,19 +21,9 @@ from dblock import cli, embedded
 from dblock.embedded import Server, account
 from dblock.embedded.binaries import find
 from dblock.embedded.processes import pids_working_in
+from tests.support.eventually import eventually
 from tests.support.servers import memory, new_folder
 from tests.support.stages import first
-
-pytestmark = pytest.mark.beside_others
-
-
-def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if not os.path.exists(f"/proc/{pid}/cwd"):
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"process {pid} is still there")
 
 
 @pytest.mark.usefixtures("wheel")
@@ -109,6 +99,7 @@ def test_client_continues_after_a_restart_of_the_server(folder: Path) -> None:
         assert lease.release()
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("fresh_data")
 def test_server_whose_starter_was_killed_is_found_again(folder: Path) -> None:
     script = "import os, signal; from dblock import embedded; embedded.start(); os.kill(os.getpid(), signal.SIGKILL)"
@@ -119,6 +110,7 @@ def test_server_whose_starter_was_killed_is_found_again(folder: Path) -> None:
     assert embedded.start().pid == found.pid
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("fresh_data")
 def test_killed_server_is_started_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     server = embedded.start()
@@ -182,6 +174,7 @@ def test_stop_needs_no_pid_file_for_its_own_child(folder: Path) -> None:
     assert pids_working_in(server.data) == set()
 
 
+@pytest.mark.second_stage
 def test_child_forked_during_a_start_does_not_keep_the_file_lock(folder: Path) -> None:
     server = Server(folder)
     server._make_folder()
@@ -239,7 +232,6 @@ def test_start_cleans_up_after_a_killed_initdb(folder: Path, caplog: pytest.LogC
 @pytest.mark.usefixtures("fresh_data")
 @pytest.mark.parametrize("missing", first(1, ["PG_VERSION", "global/pg_control"]))
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_incomplete_data_folder_is_moved_aside(folder: Path, caplog: pytest.LogCaptureFixture, missing: str) -> None:
     data = embedded.start().data
     embedded.stop()
@@ -272,7 +264,6 @@ def test_data_folder_of_another_major_version_is_refused_and_kept(
 
 @pytest.mark.usefixtures("fresh_data")
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_failed_start_shows_the_end_of_the_log(folder: Path) -> None:
     data = embedded.start().data
     embedded.stop()
@@ -482,7 +473,6 @@ def test_new_data_folder_of_root_is_closed_to_other_accounts(folder: Path, monke
 
 @pytest.mark.usefixtures("fresh_data")
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_server_that_dies_with_its_starter_does(folder: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from dblock.embedded import Server;"
@@ -495,7 +485,7 @@ def test_server_that_dies_with_its_starter_does(folder: Path) -> None:
     starter.kill()
     starter.wait()
     starter.stdout.close()
-    wait_until_gone(pid)
+    eventually(lambda: not os.path.exists(f"/proc/{pid}/cwd"), "the end of the process")
 
 
 def test_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
@@ -565,7 +555,6 @@ def test_missing_programs_are_an_error(folder: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_first_command_installs_the_schema(folder: Path, command: list[str], said: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dblock.cli", "--embedded", *command], capture_output=True, text=True, timeout=60

@@ -20,8 +20,6 @@ from dblock.embedded import Server
 from dblock.embedded.processes import pids_working_in
 from tests.support.servers import memory, new_folder
 
-pytestmark = pytest.mark.beside_others
-
 PROCESSES = 10
 
 
@@ -45,7 +43,7 @@ def _stderr(path: str) -> Iterator[Path]:
 
 @pytest.mark.second_stage
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.nightly)])
 def test_ten_processes_at_once_make_one_server_and_one_schema(rounds: int) -> None:
     # Forked from a clean process that has imported the command line, so that all ten start at once.
     context = multiprocessing.get_context("forkserver")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,15 +43,6 @@ def start() -> Iterator[Start]:
         process.send_signal(signal.SIGCONT)
         process.kill()
         process.communicate()
-
-
-def eventually(holds: Callable[[], object], patience: float = 60.0) -> float:
-    """Wait until something holds, and return how long it took."""
-    began = time.monotonic()
-    while not holds():
-        assert time.monotonic() < began + patience, "it did not happen in time"
-        time.sleep(0.02)
-    return time.monotonic() - began
 
 
 def rows(owner: psycopg.Connection, query: str) -> list[Any]:

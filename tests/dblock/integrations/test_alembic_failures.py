@@ -18,11 +18,10 @@ from dblock.errors import LockTimeout, MigrationBlocked, MigrationFailed
 from dblock.integrations.alembic import EXIT_CODES
 from dblock.recipes.migrations import retry
 from dblock.recipes.migrations.blockers import described
-from tests.dblock.integrations.conftest import Projects, Start, eventually, rows, runs
+from tests.dblock.integrations.conftest import Projects, Start, rows, runs
+from tests.support.eventually import eventually
 from tests.support.machine import measured
 from tests.support.stages import first
-
-pytestmark = pytest.mark.beside_others
 
 CREATE = "op.create_table('t', sa.Column('id', sa.Integer))"
 ALTER = "op.execute('ALTER TABLE t ADD COLUMN b int')"
@@ -74,7 +73,7 @@ def test_replica_that_cannot_be_guarded_does_not_fail_the_version(
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(
     ("replicas", "restarts"),
-    [pytest.param(3, 2, marks=pytest.mark.second_stage), pytest.param(10, 5, marks=pytest.mark.long)],
+    [pytest.param(3, 2, marks=pytest.mark.second_stage), pytest.param(10, 5, marks=pytest.mark.nightly)],
 )
 def test_version_fails_as_often_as_it_may_over_all_replicas(
     replicas: int, restarts: int, dsn: str, projects: Projects, start: Start, owner: psycopg.Connection
@@ -112,13 +111,14 @@ def test_replicas_that_wait_stop_soon_after_the_failure(
     go.touch()
     eventually(lambda: runs(owner) == ["failed"])
     with measured() as lateness:
-        took = eventually(lambda: all(one.poll() is not None for one in started))
+        began = time.monotonic()
+        eventually(lambda: all(one.poll() is not None for one in started), "the end of the others")
+        took = time.monotonic() - began
         assert took < 2 + 20 * lateness()
     codes = sorted(one.wait() for one in started)
     assert codes == [1, EXIT_CODES[MigrationFailed], EXIT_CODES[MigrationFailed]]
 
 
-@pytest.mark.alone
 @pytest.mark.second_stage
 @pytest.mark.parametrize("per_migration", first(1, [False, True]))
 def test_transaction_that_cannot_lock_a_table_is_run_again(
@@ -136,7 +136,6 @@ def test_transaction_that_cannot_lock_a_table_is_run_again(
         blocker.rollback()
         wait(pause)
 
-    monkeypatch.setattr(time, "sleep", release_and_wait)
     project = projects(
         gate="lock_timeout=0.4",
         configure=f"transaction_per_migration={per_migration}",
@@ -161,7 +160,9 @@ def test_transaction_that_cannot_lock_a_table_is_run_again(
     traffic.start()
     with measured() as lateness:
         try:
-            assert project.call("upgrade", "head")[0] == 0
+            with monkeypatch.context() as patched:
+                patched.setattr(time, "sleep", release_and_wait)
+                assert project.call("upgrade", "head")[0] == 0
         finally:
             over.set()
             traffic.join()

@@ -14,12 +14,11 @@ import pytest
 from dblock.errors import DatabaseAhead, InvalidArgument
 from dblock.integrations.alembic import EXIT_CODES, migration_gate
 from dblock.integrations.alembic import style as styles
-from tests.dblock.integrations.conftest import Projects, Start, eventually, rows, runs
+from tests.dblock.integrations.conftest import Projects, Start, rows, runs
 from tests.support.alembic_project import Project
+from tests.support.eventually import eventually
 from tests.support.machine import measured
 from tests.support.stages import first
-
-pytestmark = pytest.mark.beside_others
 
 CREATE = "op.create_table('t', sa.Column('id', sa.Integer))"
 DROP = "op.drop_table('t')"
@@ -50,6 +49,7 @@ def grants(owner: psycopg.Connection) -> int:
     return len(rows(owner, "SELECT token FROM distributed_locks")) + len(runs(owner))
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize(
     ("style", "driver"),
     first_of(
@@ -241,7 +241,7 @@ def cpu_of(project: Project) -> float:
 
 
 @pytest.mark.parametrize(
-    "replicas", [pytest.param(5, marks=pytest.mark.second_stage), pytest.param(100, marks=pytest.mark.long)]
+    "replicas", [pytest.param(5, marks=pytest.mark.second_stage), pytest.param(100, marks=pytest.mark.nightly)]
 )
 @pytest.mark.timeout(0)
 def test_replicas_at_the_head_take_no_ticket_and_no_grant(
@@ -263,7 +263,6 @@ def test_replicas_at_the_head_take_no_ticket_and_no_grant(
 WAIT = "pathlib.Path('{0}/running').touch()\nwhile not pathlib.Path('{0}/go').exists(): time.sleep(0.05)"
 
 
-@pytest.mark.alone
 @pytest.mark.second_stage
 def test_commands_that_read_reply_while_a_first_migration_runs(
     projects: Projects, start: Start, owner: psycopg.Connection

@@ -17,18 +17,17 @@ from tests.dblock.integrations.test_alembic_faults import (
 )
 from tests.support.pooler import needs_pgbouncer, pooled
 
-pytestmark = pytest.mark.beside_others
-
 ADVISORY = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
 
 
+@pytest.mark.nightly
 @needs_pgbouncer
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "step",
     [
         pytest.param(INDEX, marks=pytest.mark.second_stage, id="concurrently"),
-        pytest.param(ALTER.format("b"), marks=pytest.mark.long, id="transaction"),
+        pytest.param(ALTER.format("b"), marks=pytest.mark.nightly, id="transaction"),
     ],
 )
 def test_ten_replicas_behind_a_transaction_pooler_run_every_step_once(

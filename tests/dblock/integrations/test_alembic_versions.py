@@ -9,12 +9,11 @@ import pytest
 
 from dblock._runtime.target import resolve
 from dblock.admin import schema
-from tests.dblock.integrations.conftest import Projects, Start, eventually, rows, runs
+from tests.dblock.integrations.conftest import Projects, Start, rows, runs
 from tests.fenced_store.postgres.test_alembic_versions import OLDEST, folder_of
 from tests.support import standby
+from tests.support.eventually import eventually
 from tests.support.servers import private_server
-
-pytestmark = pytest.mark.beside_others
 
 CREATE = "op.create_table('t', sa.Column('id', sa.Integer))"
 PART = "with op.get_context().autocommit_block():\n    op.execute('CREATE INDEX CONCURRENTLY i ON t (id)')"
@@ -27,6 +26,7 @@ if 'WAIT' in os.environ:
 FAIL = "op.execute('SELECT 1 / (SELECT 0)')"
 
 
+@pytest.mark.nightly
 @pytest.mark.second_stage
 @pytest.mark.timeout(600)
 def test_oldest_alembic_migrates_behind_the_gate(tmp_path: Path, projects: Projects, owner: psycopg.Connection) -> None:

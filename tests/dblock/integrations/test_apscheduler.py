@@ -18,9 +18,9 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 import dblock
 from dblock.integrations.apscheduler import add_once_job
-from tests.dblock.integrations.conftest import eventually
+from tests.support.eventually import eventually
 
-pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+pytestmark = [pytest.mark.second_stage]
 
 HOST = """
 import sys, time

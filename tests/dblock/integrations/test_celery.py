@@ -19,11 +19,12 @@ from celery import Celery
 
 import dblock
 from dblock.integrations.celery import Locked
+from tests.support import isolation
+from tests.support.eventually import eventually
 from tests.support.machine import before_long, measured, too_late_to_renew
 from tests.support.servers import private_server
-from tests.support.shell import until
 
-pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+pytestmark = [pytest.mark.second_stage]
 
 ROOT = Path(__file__).parents[3]
 
@@ -54,19 +55,19 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str,
             process.wait(30)
 
 
-def wait_for(path: Path, present: bool = True) -> str:
-    deadline = time.monotonic() + 40
-    while path.exists() is not present or (present and not path.read_text()):
-        assert time.monotonic() < deadline, (path.parent / "log").read_text()
-        time.sleep(0.01)
-    return path.read_text() if present else ""
+def wait_for(path: Path) -> str:
+    """Return what a task has written into a file."""
+    written: str = eventually(
+        lambda: path.exists() and path.read_text(), lambda: f"{path.name}: {(path.parent / 'log').read_text()}"
+    )
+    return written
 
 
 def wait_for_presence(dsn: str, name: str) -> None:
     """Return once the server knows which session the holder of a lock depends on."""
     with psycopg.connect(dsn, autocommit=True) as owner:
         query = "SELECT FROM dblock.distributed_locks WHERE name = %s AND presence IS NOT NULL"
-        until(lambda: owner.execute(query, [name]).fetchone() is not None, "the presence of the holder")
+        eventually(lambda: owner.execute(query, [name]).fetchone() is not None, "the presence of the holder")
 
 
 def failure(result: Any) -> str:
@@ -83,8 +84,7 @@ def test_task_that_outlasts_its_ttl_keeps_its_lock_and_then_frees_it(worker: tup
         wait_for(folder / "job-1")
         time.sleep(1.8)
         busy = tasks.hold.delay(1)
-        while not busy.ready() and not running.ready():
-            time.sleep(0.01)
+        eventually(lambda: busy.ready() or running.ready(), "the end of a task")
         late = too_late_to_renew(lateness(), 1)
         if late and not busy.ready():
             wait_for(folder / "job-1")  # the other task has the lock
@@ -111,15 +111,16 @@ def test_lock_of_a_killed_worker_process_does_not_stick(worker: tuple[Any, str, 
 
 def test_unique_task_of_a_killed_worker_process_can_be_sent_again(worker: tuple[Any, str, Path]) -> None:
     tasks, dsn, folder = worker
-    running = tasks.hold_alone.delay(4)
+    with isolation.kept():  # the connection of the sender stays open
+        running = tasks.hold_alone.delay(4)
     process = int(wait_for(folder / "job-4"))
     wait_for_presence(dsn, "job:4")
     assert tasks.hold_alone.delay(4).id == running.id
     os.kill(process, signal.SIGKILL)
     (folder / "job-4").unlink()
     with before_long(5):  # its lease would last for 30 s
-        while (again := tasks.hold_alone.delay(4)).id == running.id:
-            time.sleep(0.05)  # the server has yet to notice that the session has ended
+        # The server has yet to notice that the session has ended.
+        (again,) = eventually(lambda: (sent := tasks.hold_alone.delay(4)).id != running.id and (sent,), "a new task")
     wait_for(folder / "job-4")
     (folder / "job-4").unlink()
     assert again.get(timeout=40)
@@ -133,7 +134,7 @@ def test_task_whose_lease_is_lost_is_interrupted_and_fails(worker: tuple[Any, st
         owner.execute("SELECT dblock.force_release('job:3', token) FROM dblock.holder('job:3')")
     with before_long(5):
         assert "LeaseLost" in failure(running)
-    wait_for(folder / "job-3", present=False)  # its `finally` has run
+    eventually(lambda: not (folder / "job-3").exists(), "its `finally` has run")
 
 
 def test_busy_tasks_are_sent_again_and_use_up_no_retries(worker: tuple[Any, str, Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import psycopg
 import pytest
@@ -21,8 +23,10 @@ from kombu.exceptions import OperationalError
 import dblock
 from dblock.integrations import sent_tasks
 from dblock.integrations.celery import Locked, UniqueTask
+from tests.support import isolation
+from tests.support.eventually import eventually
 
-pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+pytestmark = [pytest.mark.second_stage]
 
 NUMBERS = iter(range(1_000_000))
 
@@ -89,7 +93,12 @@ class Case:
 
     @contextmanager
     def worker(self, threads: int = 2) -> Iterator[None]:
-        with start_worker(self.app, pool="threads", concurrency=threads, perform_ping_check=False, loglevel="error"):
+        # Celery sets environment variables for its own processes, and a thread of its pool may outlast the worker.
+        with (
+            isolation.kept(),
+            mock.patch.dict(os.environ),
+            start_worker(self.app, pool="threads", concurrency=threads, perform_ping_check=False, loglevel="error"),
+        ):
             try:
                 yield
             finally:
@@ -125,13 +134,6 @@ def make(dsn: str) -> Iterator[Callable[..., Case]]:
 
 def marks(owner: psycopg.Connection) -> list[str]:
     return [name for (name,) in owner.execute("SELECT name FROM list_locks() WHERE name LIKE 'queued:%'")]
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_queued_task_is_not_sent_again_by_senders_at_the_same_time(make: Callable[..., Case], dsn: str) -> None:

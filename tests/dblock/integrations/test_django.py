@@ -16,12 +16,10 @@ import fenced_store
 from dblock.errors import LockTimeout, MigrationFailed
 from dblock.integrations.django import gate
 from dblock.recipes.migrations.exit_codes import EXIT_CODES
-from tests.dblock.integrations.conftest import eventually
 from tests.dblock.integrations.django_cases import Start, applied, database, outcomes, project, rows, start, steps
 from tests.support.django_project import Project
+from tests.support.eventually import eventually
 from tests.support.machine import measured
-
-pytestmark = pytest.mark.beside_others
 
 __all__ = ["database", "project", "start"]
 
@@ -131,7 +129,7 @@ def test_migration_and_its_record_commit_together(project: Project, database: ps
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "replicas", [pytest.param(5, marks=pytest.mark.second_stage), pytest.param(100, marks=pytest.mark.long)]
+    "replicas", [pytest.param(5, marks=pytest.mark.second_stage), pytest.param(100, marks=pytest.mark.nightly)]
 )
 def test_replicas_at_the_head_take_no_ticket_and_no_grant(
     replicas: int, project: Project, start: Start, database: psycopg.Connection
@@ -171,7 +169,6 @@ def cpu_of(project: Project, start: Start) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-@pytest.mark.alone
 @pytest.mark.second_stage
 def test_commands_that_read_reply_while_a_migration_runs(
     project: Project, start: Start, database: psycopg.Connection

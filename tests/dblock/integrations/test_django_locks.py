@@ -10,12 +10,12 @@ import psycopg
 import pytest
 
 import dblock
-from tests.dblock.integrations.conftest import eventually
 from tests.dblock.integrations.django_cases import Start, start
 from tests.support.django_project import Project
+from tests.support.eventually import eventually
 from tests.support.machine import before_long
 
-pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+pytestmark = [pytest.mark.second_stage]
 
 __all__ = ["start"]
 

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from tests.dblock.integrations.conftest import eventually
 from tests.dblock.integrations.django_cases import Start, applied, database, outcomes, project, rows, start
 from tests.support.django_project import Project
+from tests.support.eventually import eventually
 from tests.support.machine import measured
 
 __all__ = ["database", "project", "start"]
 
-pytestmark = [pytest.mark.beside_others, pytest.mark.second_stage, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.second_stage, pytest.mark.timeout(300)]
 
 ALTER = "SQL('ALTER TABLE shop_shop ADD COLUMN extra int')"
 INDEXES = "SELECT i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relname = 'shop_name'"
@@ -32,7 +32,6 @@ def blocker(project: Project) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-@pytest.mark.alone
 def test_transaction_that_cannot_lock_a_table_is_run_again(
     project: Project, start: Start, database: psycopg.Connection, blocker: psycopg.Connection
 ) -> None:

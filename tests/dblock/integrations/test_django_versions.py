@@ -15,8 +15,6 @@ from tests.dblock.integrations.django_cases import Start, applied, database, out
 from tests.support.django_project import ROOT, Project
 from tests.support.pooler import needs_pgbouncer, pooled
 
-pytestmark = pytest.mark.beside_others
-
 __all__ = ["database", "project", "start"]
 
 OLDEST = re.findall(r'"django>=([0-9.]+)', (ROOT / "pyproject.toml").read_text())[0]
@@ -39,6 +37,7 @@ def install(version: str, folder: Path) -> Path:
     pytest.skip(f"Django {version} cannot be installed here: {done.stderr.strip()[-200:]}")
 
 
+@pytest.mark.nightly
 @pytest.mark.second_stage
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="that Django supports Python up to 3.12")

@@ -16,10 +16,8 @@ from dramatiq.middleware import Retries
 
 import dblock
 from dblock.integrations.dramatiq import LockMiddleware
-from tests.dblock.integrations.conftest import eventually
+from tests.support.eventually import eventually
 from tests.support.machine import before_long, measured, too_late_to_renew
-
-pytestmark = pytest.mark.beside_others
 
 
 @pytest.fixture
@@ -53,7 +51,7 @@ def test_busy_messages_are_enqueued_again_and_use_up_no_retries(broker: StubBrok
 
     for _ in range(4):
         take_turn.send("a")
-    eventually(lambda: len(seen) == 4, patience=30)
+    eventually(lambda: len(seen) == 4)
     assert seen == [1, 1, 1, 1]
 
 
@@ -88,8 +86,8 @@ def test_busy_message_waits_or_raises(broker: StubBroker, locks: LockMiddleware)
         with pytest.raises(dblock.LockTimeout):
             broker.join("default", fail_fast=True, timeout=20_000)
         wait.send()
-        eventually(lambda: locks.client.lock("job").queue(), patience=30)
-    eventually(lambda: tokens, patience=30)
+        eventually(lambda: locks.client.lock("job").queue())
+    eventually(lambda: tokens)
     assert tokens[0] > lease.token
 
 
@@ -132,6 +130,7 @@ def test_actor_that_fails_frees_its_lock(broker: StubBroker, locks: LockMiddlewa
     assert locks.client.lock("job").holder() is None
 
 
+@pytest.mark.second_stage
 def test_actor_whose_lease_is_lost_is_interrupted_and_fails(broker: StubBroker, owner: psycopg.Connection) -> None:
     running = threading.Event()
     ended: list[str] = []

@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 import dblock
 from dblock.integrations.fastapi import locked, open_client, request_lock, run_at_start_up
+from tests.support.eventually import eventually_async
 from tests.support.machine import before_long
 
 Lease = dblock.AsyncLease
@@ -115,12 +116,12 @@ async def test_request_with_a_timeout_waits_for_its_turn(
         first = asyncio.create_task(caller.post("/items/42"))
         await running.wait()
         second = asyncio.create_task(caller.post("/patient/42"))
-        while not await app.state.dblock.lock("item:42").queue():
-            await asyncio.sleep(0.01)
+        await eventually_async(app.state.dblock.lock("item:42").queue, "the second request waits")
         may_end.set()
         assert (await second).json() > (await first).json()["token"]
 
 
+@pytest.mark.second_stage
 async def test_lost_lease_ends_the_endpoint_and_is_answered_with_503(
     app: FastAPI, dsn: str, running: asyncio.Event, owner: psycopg.Connection
 ) -> None:
@@ -247,15 +248,13 @@ async def test_start_up_that_is_done_waits_for_no_other_release(workers: list[db
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_start_up_of_a_killed_worker_is_run_by_another(workers: list[dblock.AsyncClient], dsn: str) -> None:
     command = [sys.executable, "-c", STARTS, dsn]
     killed = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert killed.stdout is not None
     assert await asyncio.wait_for(killed.stdout.readline(), 60) == b"begun\n"
     other = asyncio.create_task(run_at_start_up(workers[0], "prepare", "v1", lambda: None))
-    while not await workers[1].lock("start-up:prepare").queue():
-        await asyncio.sleep(0.01)
+    await eventually_async(workers[1].lock("start-up:prepare").queue, "the other worker waits")
     killed.kill()
     with before_long(5):  # the lease would last for 30 s
         assert await asyncio.wait_for(other, 60)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+pytestmark = [pytest.mark.second_stage]
 
 FRAMEWORKS = {"fastapi": "starlette", "celery": "celery", "dramatiq": "dramatiq"}
 

@@ -13,8 +13,6 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 import dblock
 from dblock.integrations.sqlalchemy import guard
 
-pytestmark = pytest.mark.beside_others
-
 
 class Base(DeclarativeBase):
     pass

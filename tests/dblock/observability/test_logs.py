@@ -11,8 +11,6 @@ import pytest
 
 import dblock
 
-pytestmark = pytest.mark.beside_others
-
 FIELDS = ("lock", "token", "holder", "reason")
 
 
@@ -49,6 +47,7 @@ def test_grant_and_release_carry_the_lock_and_the_token(dsn: str, debug: pytest.
     ]
 
 
+@pytest.mark.second_stage
 def test_loss_carries_its_reason(client: dblock.Client, owner: psycopg.Connection, debug: Any) -> None:
     lease = client.lock("a", ttl=0.1, keep_alive=False).acquire()
     owner.execute("SELECT pg_sleep(0.11)")

@@ -23,8 +23,7 @@ from dblock.observability.metrics import MetricsObserver
 from dblock.observability.prometheus import DatabaseCollector, PrometheusObserver
 from dblock.observability.store import Counter, Family, Groups, Histogram, render
 from dblock.server import metrics as server_metrics
-
-pytestmark = pytest.mark.beside_others
+from tests.support.eventually import eventually
 
 METRICS = (*catalogue.METRICS, *server_metrics.METRICS)
 
@@ -89,6 +88,7 @@ def series_of(families: Iterable[Family]) -> int:
     return sum(len(family.samples) for family in families)
 
 
+@pytest.mark.second_stage
 def test_values_are_those_of_what_the_clients_did(dsn: str, client: dblock.Client) -> None:
     registry = CollectorRegistry()
     with dblock.Client(dsn, observers=[PrometheusObserver(registry)]) as other:
@@ -98,8 +98,7 @@ def test_values_are_those_of_what_the_clients_did(dsn: str, client: dblock.Clien
         with client.lock("busy"):
             assert other.lock("busy").try_acquire() is None
         lost = other.lock("short", ttl=0.1, keep_alive=False).acquire()
-        while lost.remaining():
-            threading.Event().wait(0.02)
+        eventually(lambda: not lost.remaining(), "the end of the lease")
         found = values(generate_latest(registry).decode())
     assert found["dblock_acquire_wait_seconds_count{group=order,outcome=granted}"] == 3
     assert found["dblock_acquire_wait_seconds_count{group=busy,outcome=busy}"] == 1

@@ -15,13 +15,12 @@ import psycopg
 import pytest
 
 import dblock
-from dblock._core import deadlocks
 from dblock._core.lease_flows import LeaseFlows
 from dblock.observability import ObservedWait, Observer
 from tests.dblock.observability.recorder import Recorder
+from tests.support.eventually import eventually, eventually_async
 from tests.support.facade import Clients
-
-pytestmark = pytest.mark.beside_others
+from tests.support.timings import timings_with
 
 
 async def test_pair_is_reported_as_one_wait_and_one_hold(clients: Clients) -> None:
@@ -61,8 +60,7 @@ async def test_queued_wait_is_reported_with_the_time_of_its_hand_off(clients: Cl
     seen = Recorder()
     lease = await clients().lock("a").acquire()
     waiting = asyncio.create_task(clients(observers=[seen]).lock("a").acquire())
-    while not await clients().lock("a").queue():
-        await asyncio.sleep(0.01)
+    await eventually_async(clients().lock("a").queue, "a waiter")
     await lease.release()
     await (await waiting).release()
     (wait,) = seen.waits
@@ -74,8 +72,7 @@ async def test_cancelled_wait_is_reported(dsn: str) -> None:
     seen = Recorder()
     async with dblock.AsyncClient(dsn, observers=[seen]) as client, client.lock("a"):
         waiting = asyncio.create_task(client.lock("a").acquire())
-        while not await client.lock("a").queue():
-            await asyncio.sleep(0.01)
+        await eventually_async(client.lock("a").queue, "a waiter")
         waiting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await waiting
@@ -83,16 +80,14 @@ async def test_cancelled_wait_is_reported(dsn: str) -> None:
     assert isinstance(seen.waits[1].error, asyncio.CancelledError)
 
 
-async def test_deadlock_and_database_error_are_reported(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadlocks, "LOOK_INTERVAL", 0.05)
+async def test_deadlock_and_database_error_are_reported(clients: Clients) -> None:
     seen = Recorder()
-    client = clients(observers=[seen])
+    client = clients(observers=[seen], timings=timings_with(deadlock_look_interval=0.05))
 
     async def hold_and_wait(mine: str, other: str) -> None:
         async with client.lock(mine):
             started.append(mine)
-            while len(started) < 2:
-                await asyncio.sleep(0.01)
+            await eventually_async(lambda: len(started) == 2, "both tasks hold a lock")
             with contextlib.suppress(dblock.DeadlockDetected):
                 await (await client.lock(other).acquire()).release()
 
@@ -153,12 +148,12 @@ def test_term_and_slot_are_holds_of_their_locks(dsn: str) -> None:
         @client.once("job", every=0.1)
         def job() -> None: ...
 
-        while job() is dblock.SKIPPED:
-            threading.Event().wait(0.02)
+        eventually(lambda: job() is not dblock.SKIPPED, "a run of the job")
     assert [(hold.lock, hold.lost) for hold in seen.holds] == [("election:e", None), (seen.holds[1].lock, None)]
     assert "job" in seen.holds[1].lock
 
 
+@pytest.mark.second_stage
 async def test_lost_lease_is_reported_once_with_its_reason(clients: Clients, owner: psycopg.Connection) -> None:
     seen = Recorder()
     client = clients(observers=[seen])
@@ -193,12 +188,12 @@ async def test_lease_that_ends_with_its_client_is_reported(clients: Clients) -> 
     assert [(hold.lock, hold.lost) for hold in seen.holds] == [("a", None)]
 
 
+@pytest.mark.second_stage
 async def test_renewal_is_reported_with_the_margin_that_was_left(clients: Clients) -> None:
     seen = Recorder()
     async with clients(observers=[seen], presence=None).lock("a", ttl=2) as lease:
-        while not seen.renewals:
-            assert lease.remaining()
-            await asyncio.sleep(0.02)
+        await eventually_async(lambda: seen.renewals or not lease.remaining(), "a renewal")
+        assert lease.remaining()
     assert 0 < seen.renewals[0] < 2
     assert 0 < seen.margins[0] < 0.98
 
@@ -208,12 +203,12 @@ async def test_listener_is_reported_when_it_comes_and_goes(clients: Clients, own
     client = clients(observers=[seen], presence=None)
     async with clients(presence=None).lock("a"):
         waiting = asyncio.create_task(client.lock("a").acquire(timeout=30))
-        await _until(lambda: seen.listeners == [False, True])
+        await eventually_async(lambda: seen.listeners == [False, True])
         owner.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
-        await _until(lambda: seen.listeners[2:4] == [False, True])
+        await eventually_async(lambda: seen.listeners[2:4] == [False, True])
     await (await waiting).release()
     await client.close()
     assert seen.listeners[-1] is None
@@ -294,9 +289,3 @@ def test_missing_observers_cost_less_than_a_microsecond_per_pair(client: dblock.
         added += best[0] - best[1]
     lease.release()
     assert added < 1e-6, f"{added * 1e9:.0f} ns"
-
-
-async def _until(happened: Any) -> None:
-    async with asyncio.timeout(20) if hasattr(asyncio, "timeout") else contextlib.nullcontext():
-        while not happened():
-            await asyncio.sleep(0.02)

@@ -21,8 +21,7 @@ from dblock.server.api.openapi import OPERATIONS
 from dblock.server.app import create_app
 from dblock.server.settings import Settings
 from tests.dblock.observability.test_metrics import lint, values
-
-pytestmark = pytest.mark.beside_others
+from tests.support.eventually import eventually_async
 
 TOKENS = "watcher see 0123456789abcdef\nworker lock abcdef0123456789"
 
@@ -79,8 +78,8 @@ async def test_metrics_count_waits_and_handoffs_over_http(dsn: str, owner: psyco
 
 async def until_queued(owner: psycopg.Connection, count: int) -> None:
     """Wait until so many requests wait for order:1."""
-    while owner.execute("SELECT count(*) FROM list_waiters('order:1')").fetchone() != (count,):
-        await asyncio.sleep(0.01)
+    waiters = "SELECT count(*) FROM list_waiters('order:1')"
+    await eventually_async(lambda: owner.execute(waiters).fetchone() == (count,), f"{count} waiters")
 
 
 async def test_metrics_count_a_hold_where_its_client_releases(dsn: str, owner: psycopg.Connection) -> None:

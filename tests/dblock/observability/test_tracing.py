@@ -16,8 +16,6 @@ from opentelemetry.trace import StatusCode
 import dblock
 from dblock.observability.opentelemetry import OpenTelemetryObserver
 
-pytestmark = pytest.mark.beside_others
-
 
 class Tracing:
     """A provider whose spans can be read."""

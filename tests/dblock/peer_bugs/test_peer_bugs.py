@@ -15,7 +15,7 @@ from tests.support.sessions import Sessions
 from tests.support.shared_locks import keep_clients_alive
 from tests.support.waits import WaitGraph
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.beside_others]
+pytestmark = [pytest.mark.usefixtures("patient")]
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "concepts" / "peer-bugs.md"

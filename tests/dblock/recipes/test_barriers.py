@@ -7,8 +7,8 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -16,14 +16,12 @@ import psycopg
 import pytest
 
 import dblock
-from dblock._core import waiters
-from dblock.recipes.barriers import flows
+from tests.support.eventually import eventually_async
 from tests.support.facade import Clients
 from tests.support.proxy import Proxy
 from tests.support.servers import private_server
 from tests.support.stages import sync_first
-
-pytestmark = pytest.mark.beside_others
+from tests.support.timings import polls_every, timings_with
 
 PATIENCE = 60.0
 """Seconds after which a wait that should be over has failed."""
@@ -31,10 +29,7 @@ PATIENCE = 60.0
 
 async def wait_until(owner: psycopg.Connection, count: str, number: int) -> None:
     """Return when a query counts so many rows."""
-    deadline = time.monotonic() + PATIENCE
-    while (found := owner.execute(count.encode()).fetchone()) != (number,):
-        assert time.monotonic() < deadline, f"{found}, not {number}: {count}"
-        await asyncio.sleep(0.01)
+    await eventually_async(lambda: owner.execute(count.encode()).fetchone() == (number,), f"{number}: {count}")
 
 
 async def wait_for_waiters(owner: psycopg.Connection, number: int) -> None:
@@ -53,12 +48,6 @@ def arrive(owner: psycopg.Connection, parties: int = 2, attempt: UUID | None = N
     ).fetchone()
     assert row is not None
     return row
-
-
-def slow_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let waiters rely on their notifications, as the heartbeat comes only rarely."""
-    for name in ("HEARTBEAT_INTERVAL", "EARLY_CHECK", "POLL", "POLL_INTERVAL_OF_OTHERS"):
-        monkeypatch.setattr(waiters, name, 1000.0)
 
 
 async def test_all_parties_return_together_and_again(clients: Clients, owner: psycopg.Connection) -> None:
@@ -134,19 +123,15 @@ async def test_party_without_a_notification_finds_out_by_itself(clients: Clients
 
 
 @pytest.mark.second_stage
-async def test_trip_and_opening_wake_all_waiters(
-    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow_down(monkeypatch)
+async def test_trip_and_opening_wake_all_waiters(clients: Clients, owner: psycopg.Connection) -> None:
+    clients.timings = polls_every(1000.0)
     one, other = clients(), clients()
     # Without this, a client asks again when its listener has connected, and needs no notification.
     warm = [asyncio.create_task(client.barrier("warm", parties=3).wait()) for client in (one, other)]
     await wait_for_waiters(owner, 2)
     for client in (one, other):
-        deadline = time.monotonic() + PATIENCE
-        while not getattr(client, "_inner", client)._runtime.listener.waiters.notifications_work:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
+        listener = getattr(client, "_inner", client)._runtime.listener
+        await eventually_async(partial(getattr, listener.waiters, "notifications_work"), "notifications")
     waits = [asyncio.create_task(client.barrier("b", parties=3).wait()) for client in (one, other)]
     opens = [asyncio.create_task(client.latch("l", count=1).wait()) for client in (one, other)]
     await wait_for_waiters(owner, 6)
@@ -161,9 +146,9 @@ async def test_trip_and_opening_wake_all_waiters(
 
 @pytest.mark.second_stage
 async def test_timeout_returns_the_number_if_the_barrier_has_tripped(
-    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    clients: Clients, owner: psycopg.Connection
 ) -> None:
-    slow_down(monkeypatch)
+    clients.timings = polls_every(1000.0)
     waiting = asyncio.create_task(clients().barrier("b", parties=2).wait(4))
     await wait_for_waiters(owner, 1)
     owner.execute("UPDATE lock_clients SET seen_until = clock_timestamp() + interval '1 hour'")
@@ -207,9 +192,7 @@ async def test_party_arrives_again_after_a_crash_of_the_database(clients: Client
     await wait_for_waiters(owner, 1)
     attempt = uuid4()
     # Until the party has a new presence, it may not count.
-    while not (reply := arrive(owner, 2, attempt))[0]:
-        await asyncio.sleep(0.05)
-    assert reply == (True, 1)
+    await eventually_async(lambda: arrive(owner, 2, attempt) == (True, 1), "the barrier trips")
     assert await ended(waiting) == 0
 
 
@@ -313,10 +296,9 @@ async def test_waiter_of_a_latch_without_a_notification_finds_out_by_itself(
 
 
 @sync_first
-async def test_count_gives_up_when_the_database_stays_away(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flows, "RETRY_FOR", 0.1)
+async def test_count_gives_up_when_the_database_stays_away(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
-        client = clients(proxy.dsn)
+        client = clients(proxy.dsn, timings=timings_with(count_retry_for=0.1))
         latch = client.latch("l", count=2)
         assert await latch.remaining() == 2
         proxy.close()
@@ -356,7 +338,7 @@ def start(dsn: str, threads: int, rounds: int, parties: int) -> subprocess.Popen
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.needs_presence
+@pytest.mark.usefixtures("needs_presence")
 @pytest.mark.second_stage
 async def test_dead_process_does_not_count(clients: Clients, owner: psycopg.Connection) -> None:
     client = clients(holder="alive")

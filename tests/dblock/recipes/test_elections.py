@@ -18,9 +18,8 @@ import dblock
 from dblock import Leader, Term, Vacancy
 from dblock.admin import privileges
 from dblock.recipes.elections.flows import Position
+from tests.support.eventually import eventually
 from tests.support.machine import measured
-
-pytestmark = pytest.mark.beside_others
 
 PATIENCE = 60.0
 
@@ -86,13 +85,6 @@ def recording(other: Candidate, bodies: list[int]) -> Callable[[Term], None]:
         term.wait(PATIENCE)
 
     return body
-
-
-def until(condition: Callable[[], Any]) -> None:
-    give_up_at = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up_at, "it did not come true"
-        time.sleep(0.01)
 
 
 def waiting(owner: psycopg.Connection) -> int:
@@ -175,14 +167,14 @@ def test_resign_returns_when_the_body_has_returned(
 
     first.body = slow
     first.election.resign()  # the next body is the slow one
-    until(lambda: len(first.terms) == 2)
+    eventually(lambda: len(first.terms) == 2)
     second = candidates("b")
     second.body = recording(first, overlaps)
-    until(lambda: waiting(owner) == 1)
+    eventually(lambda: waiting(owner) == 1)
     assert first.election.resign(timeout=0.3) is False, "its body has not returned"
     assert not second.terms, "granted while the body of the old term runs"
     may_return.set()
-    until(lambda: overlaps)
+    eventually(lambda: overlaps)
     assert overlaps == [0], "the old body ran when the new one began"
 
 
@@ -250,7 +242,7 @@ def test_run_returns_what_the_body_returns_by_itself(client: dblock.Client) -> N
 def test_stop_ends_a_candidate_that_waits(candidates: Callable[..., Candidate], owner: psycopg.Connection) -> None:
     candidates("a").led.wait(PATIENCE)
     waits = candidates("b")
-    until(lambda: waiting(owner) == 1)
+    eventually(lambda: waiting(owner) == 1)
     waits.close()
     assert waiting(owner) == 0
     assert waits.terms == []
@@ -292,7 +284,7 @@ def test_campaign_of_a_candidate_that_is_stopped_says_so(client: dblock.Client, 
         election = client.election("e")
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(election.campaign)
-            until(lambda: owner.execute("SELECT FROM lock_tickets").fetchall())
+            eventually(lambda: owner.execute("SELECT FROM lock_tickets").fetchall())
             election.stop()
             with pytest.raises(dblock.DblockError, match="was stopped"):
                 waiting.result(PATIENCE)
@@ -340,6 +332,8 @@ def test_callback_that_fails_at_the_start_ends_the_term(client: dblock.Client) -
     assert [how for how, _ in log(client)] == ["leads", "failed"]
 
 
+@pytest.mark.second_stage
+@pytest.mark.alone
 def test_leader_is_asked_and_answers_within_five_microseconds(client: dblock.Client) -> None:
     """In the time of a core, to which a busy machine adds little."""
     election = client.election("e")
@@ -371,13 +365,13 @@ def test_transfer_names_the_next_leader(
     first = candidates("a")
     first.led.wait(PATIENCE)
     others = [candidates(name) for name in ("b", "c")]
-    until(lambda: waiting(owner) == 2)
+    eventually(lambda: waiting(owner) == 2)
     third = candidates("d")
-    until(lambda: waiting(owner) == 3)
+    eventually(lambda: waiting(owner) == 3)
     seen_by_new: list[int] = []
     third.body = recording(first, seen_by_new)
     client.election("e").transfer(to="d")
-    until(lambda: seen_by_new)
+    eventually(lambda: seen_by_new)
     assert seen_by_new == [0], "the old body ran when the new one began"
     assert not any(one.terms for one in others)
     assert log(client) == [("leads", "a"), ("transferred", "a"), ("leads", "d")]
@@ -414,16 +408,16 @@ def test_rolling_deploy_changes_the_leader_once(
 ) -> None:
     """Three replicas of version 1.9 are replaced one by one by version 1.10: the first new one leads, and stays."""
     old = [candidates(f"old-{n}", version="1.9") for n in range(3)]
-    until(lambda: waiting(owner) == 2 and any(one.led.is_set() for one in old))
+    eventually(lambda: waiting(owner) == 2 and any(one.led.is_set() for one in old))
     leading = next(one for one in old if one.led.is_set())
     new = candidates("new-0", version="1.10")
     new.led.wait(PATIENCE)
     for step in (1, 2):
         old[step].close()
         candidates(f"new-{step}", version="1.10")
-        until(lambda: waiting(owner) >= 3)
+        eventually(lambda: waiting(owner) >= 3)
     old[0].close()
-    until(lambda: waiting(owner) == 2)
+    eventually(lambda: waiting(owner) == 2)
     holder = leading.client._runtime.flows.holder_name()
     assert log(client) == [("leads", holder), ("outranked", holder), ("leads", "new-0")]
 
@@ -435,9 +429,9 @@ def test_lower_priority_never_takes_over_from_a_higher_one(
     high = candidates("high", priority=5)
     high.led.wait(PATIENCE)
     low = [candidates(f"low-{n}") for n in range(2)]
-    until(lambda: waiting(owner) == 2)
+    eventually(lambda: waiting(owner) == 2)
     standby = candidates("standby", priority=5)
-    until(lambda: waiting(owner) == 3)
+    eventually(lambda: waiting(owner) == 3)
     high.close()
     standby.led.wait(PATIENCE)
     assert not any(one.terms for one in low)
@@ -450,15 +444,15 @@ def test_body_that_keeps_failing_steps_back_behind_the_others(
     failing = candidates("a", priority=9)
     failing.led.wait(PATIENCE)
     healthy = candidates("b")
-    until(lambda: waiting(owner) == 1)
+    eventually(lambda: waiting(owner) == 1)
 
     def fail(term: Term) -> None:
         raise ValueError("broken")
 
     failing.body = fail
     failing.election.resign()
-    until(lambda: len(failing.terms) == 4)  # it led once, and failed three times
-    until(lambda: healthy.led.is_set() and waiting(owner) == 1)
+    eventually(lambda: len(failing.terms) == 4)  # it led once, and failed three times
+    eventually(lambda: healthy.led.is_set() and waiting(owner) == 1)
     time.sleep(1.2)
     assert healthy.led.is_set(), "the failing candidate took over again, by its priority"
     assert len(failing.terms) == 4
@@ -561,14 +555,14 @@ def test_candidate_whose_ticket_was_lost_queues_again(
     first = candidates("a")
     first.led.wait(PATIENCE)
     second = candidates("b")
-    until(lambda: waiting(owner) == 1)
+    eventually(lambda: waiting(owner) == 1)
     with measured() as lateness:
         owner.execute(
             "SELECT pg_terminate_backend(p.session) FROM lock_presence AS p JOIN lock_tickets USING (presence)"
         )
         owner.execute("DELETE FROM lock_tickets")
         began = time.monotonic()
-        until(lambda: waiting(owner) == 1)
+        eventually(lambda: waiting(owner) == 1)
         took = time.monotonic() - began
         assert took < 1.2 + 3 * lateness(), took
     first.close()

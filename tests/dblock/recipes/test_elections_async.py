@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -13,8 +13,7 @@ import pytest
 
 import dblock
 from dblock import AsyncTerm, Leader, Vacancy
-
-pytestmark = pytest.mark.beside_others
+from tests.support.eventually import eventually_async
 
 PATIENCE = 60.0
 
@@ -23,13 +22,6 @@ PATIENCE = 60.0
 async def client(dsn: str) -> AsyncIterator[dblock.AsyncClient]:
     async with dblock.AsyncClient(dsn, patience=PATIENCE) as made:
         yield made
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    give_up_at = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up_at, "it did not come true"
-        await asyncio.sleep(0.01)
 
 
 async def log(client: dblock.AsyncClient) -> list[str]:
@@ -71,10 +63,10 @@ async def test_resign_cancels_the_body_of_run_and_campaigns_again(client: dblock
             ended.append(election.is_leader())  # still the leader: the term is released afterwards
 
     task = running(election, body)
-    await until(lambda: tokens)
+    await eventually_async(lambda: tokens)
     assert await election.resign() is True
     assert ended == [True]
-    await until(lambda: len(tokens) == 2)
+    await eventually_async(lambda: len(tokens) == 2)
     election.stop()
     assert await task is None
     assert await log(client) == ["leads", "resigned", "leads", "resigned"]
@@ -124,7 +116,7 @@ async def test_cancelling_run_releases_the_term_after_the_body(client: dblock.As
             seen.append(await client.election("e").leader())
 
     task = running(election, body)
-    await until(election.is_leader)
+    await eventually_async(election.is_leader)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -189,11 +181,11 @@ async def test_candidate_that_is_cancelled_leaves_nothing_behind(
     async with client.election("e").lead():
         waits = asyncio.ensure_future(client.election("e").campaign())
         count = "SELECT count(*) FROM list_candidates('e')"
-        await until(lambda: owner.execute(count).fetchall() == [(1,)])
+        await eventually_async(lambda: owner.execute(count).fetchall() == [(1,)])
         waits.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waits
-        await until(lambda: owner.execute(count).fetchall() == [(0,)])
+        await eventually_async(lambda: owner.execute(count).fetchall() == [(0,)])
         assert owner.execute("SELECT count(*) FROM candidates").fetchall() == [(0,)]
 
 
@@ -201,20 +193,22 @@ async def test_candidate_that_is_cancelled_leaves_nothing_behind(
 async def test_transfer_and_priority_reach_an_asynchronous_leader(dsn: str) -> None:
     async with dblock.AsyncClient(dsn, holder="a") as first, dblock.AsyncClient(dsn, holder="b") as second:
         leading, waiting = first.election("e"), second.election("e")
-        tasks = [running(leading)]
-        await until(leading.is_leader)
-        tasks.append(running(waiting))
-        while True:
-            try:
+
+        async def transferred() -> bool:
+            with contextlib.suppress(dblock.TransferRefused):
                 await second.election("e").transfer(to="b")
-                break
-            except dblock.TransferRefused:
-                await asyncio.sleep(0.05)
-        await until(waiting.is_leader)
+                return True
+            return False
+
+        tasks = [running(leading)]
+        await eventually_async(leading.is_leader)
+        tasks.append(running(waiting))
+        await eventually_async(transferred, "the transfer")
+        await eventually_async(waiting.is_leader)
         async with dblock.AsyncClient(dsn, holder="c") as third:
             high = third.election("e", priority=1)
             tasks.append(running(high))
-            await until(high.is_leader)
+            await eventually_async(high.is_leader)
             for election in (high, waiting, leading):
                 election.stop()
             await asyncio.gather(*tasks)

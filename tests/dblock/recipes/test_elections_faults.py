@@ -30,12 +30,12 @@ from dblock import Leader, Vacancy
 from dblock._core.effects import Call
 from dblock._runtime.error_mapping import translate
 from tests.support.candidates import ELECTION, LOCK, TABLES
+from tests.support.eventually import eventually, eventually_async
 from tests.support.machine import measured
 from tests.support.proxy import Proxy
 from tests.support.servers import private_server
+from tests.support.timings import timings_with
 from tests.support.warm_start import Program
-
-pytestmark = pytest.mark.beside_others
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 120.0
@@ -44,8 +44,8 @@ PATIENCE = 120.0
 class Observer:
     """Observes the election from its first term, in a thread."""
 
-    def __init__(self, dsn: str, name: str = ELECTION) -> None:
-        self.client = dblock.Client(dsn, patience=2.0)
+    def __init__(self, dsn: str, name: str = ELECTION, **changes: float) -> None:
+        self.client = dblock.Client(dsn, patience=2.0, timings=timings_with(**changes))
         self.seen: list[Leader | Vacancy] = []
         self._name = name
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -72,14 +72,6 @@ def logged(owner: psycopg.Connection) -> list[tuple[int, str]]:
     """Return what an observer must have seen."""
     rows = owner.execute("SELECT token, ended_at IS NOT NULL FROM dblock.terms ORDER BY token").fetchall()
     return [(token, what) for token, ended in rows for what in (("began", "ended") if ended else ("began",))]
-
-
-def until(what: str, condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
-    give_up_at = time.monotonic() + patience
-    while not (found := condition()):
-        assert time.monotonic() < give_up_at, what
-        time.sleep(0.01)
-    return found
 
 
 class Processes:
@@ -151,7 +143,7 @@ class Processes:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "strikes",
-    [pytest.param(10, marks=pytest.mark.second_stage), pytest.param(100, marks=pytest.mark.long)],
+    [pytest.param(10, marks=pytest.mark.second_stage), pytest.param(100, marks=pytest.mark.nightly)],
 )
 def test_no_two_terms_are_believed_or_accepted_at_once(dsn: str, owner: psycopg.Connection, strikes: int) -> None:
     """20 candidates in 5 processes. Each strike kills, freezes or cuts off the process that leads."""
@@ -167,16 +159,20 @@ def test_no_two_terms_are_believed_or_accepted_at_once(dsn: str, owner: psycopg.
         client = stack.enter_context(dblock.Client(dsn))
         election = client.election(ELECTION)
         for strike in range(strikes):
-            leader: Leader = until("no leader wrote", lambda: _established(election, owner, processes))
+            leader: Leader = eventually(
+                lambda: _established(election, owner, processes), "a leader has written", PATIENCE
+            )
             processes.strike(leader.holder.partition(".")[0], ("kill", "freeze", "cut")[strike % 3])
-            until("no new leader", functools.partial(_follows, election, leader.token))
+            eventually(functools.partial(_follows, election, leader.token), "a new leader", PATIENCE)
             time.sleep(rng.uniform(0, 0.1))
         for process in processes.running.values():
             assert process.stdin is not None
             process.stdin.close()
-        until("candidates did not stop", lambda: all(one.poll() is not None for one in processes.running.values()))
-        until("a term stayed", lambda: election.leader() is None)
-        until("the observer missed the end", lambda: observer.tokens() == logged(owner))
+        eventually(
+            lambda: all(one.poll() is not None for one in processes.running.values()), "the end of the candidates"
+        )
+        eventually(lambda: election.leader() is None, "no term is left")
+        eventually(lambda: observer.tokens() == logged(owner), "the observer has seen the end")
     rows = owner.execute("SELECT token, since, until FROM public.believed ORDER BY token").fetchall()
     assert len(rows) >= strikes
     # A term with one moment of belief has no time between two of them.
@@ -215,20 +211,17 @@ def terms_of(client: dblock.Client, count: int) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("reconnects", [3, pytest.param(100, marks=pytest.mark.second_stage)])
-def test_observer_misses_nothing_over_reconnects(
-    dsn: str, owner: psycopg.Connection, reconnects: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dblock.recipes.elections.flows.OBSERVE_INTERVAL", 0.02)
+def test_observer_misses_nothing_over_reconnects(dsn: str, owner: psycopg.Connection, reconnects: int) -> None:
     with Proxy(dsn) as proxy, dblock.Client(dsn) as client:
-        observer = Observer(proxy.dsn)
+        observer = Observer(proxy.dsn, observe_interval=0.02)
         for _ in range(reconnects):
             # Each connection is used before it is cut: the observer sees something that is new.
             before = len(observer.seen)
             terms_of(client, 2)
-            until("nothing was seen", functools.partial(observer.has_seen, before + 1))
-            until("no connection was open", proxy.cut)
+            eventually(functools.partial(observer.has_seen, before + 1), "something was seen")
+            eventually(proxy.cut, "a connection is open")
         terms_of(client, 1)
-        until("an event was missed", lambda: observer.tokens() == logged(owner))
+        eventually(lambda: observer.tokens() == logged(owner), "every event was seen")
         assert len(observer.seen) == 2 * (2 * reconnects + 1)
         observer.close()
 
@@ -238,13 +231,13 @@ def test_observer_misses_nothing_over_a_restart_of_the_server() -> None:
     with private_server(installed=True) as server, dblock.Client(server.url) as client:
         observer = Observer(server.url)
         terms_of(client, 3)
-        until("nothing was seen", lambda: len(observer.seen) == 6)
+        eventually(lambda: len(observer.seen) == 6, "six events were seen")
         server.stop(signal.SIGINT)
         time.sleep(1.0)
         server.start()
-        until("the client did not reconnect", lambda: _leads(client))
+        eventually(lambda: _leads(client), "the client has reconnected")
         with psycopg.connect(server.url, autocommit=True) as owner:
-            until("an event was missed", lambda: observer.tokens() == logged(owner))
+            eventually(lambda: observer.tokens() == logged(owner), "every event was seen")
         assert len(observer.seen) >= 8
         observer.close()
 
@@ -287,15 +280,13 @@ class Injector:
         return lost
 
 
+@pytest.mark.second_stage
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "errors", [20, pytest.param(100, marks=pytest.mark.second_stage), pytest.param(1000, marks=pytest.mark.long)]
+    "errors", [20, pytest.param(100, marks=pytest.mark.second_stage), pytest.param(1000, marks=pytest.mark.nightly)]
 )
-def test_candidate_campaigns_again_after_every_error(
-    dsn: str, owner: psycopg.Connection, errors: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dblock.recipes.elections.persistence.LONGEST_PAUSE", 0.05)
-    with dblock.Client(dsn) as client:
+def test_candidate_campaigns_again_after_every_error(dsn: str, owner: psycopg.Connection, errors: int) -> None:
+    with dblock.Client(dsn, timings=timings_with(longest_election_pause=0.05)) as client:
         election = client.election(ELECTION, ttl=2)
         injector = Injector(errors)
         tokens: list[int] = []
@@ -323,15 +314,15 @@ def test_candidate_campaigns_again_after_every_error(
         results: list[Any] = []
         thread = threading.Thread(target=lambda: results.append(election.run(body)))
         thread.start()
-        until("the errors ran out", lambda: injector.count >= errors or not thread.is_alive(), 1000)
+        eventually(lambda: injector.count >= errors or not thread.is_alive(), "the errors", 1000)
         assert thread.is_alive(), "the candidate gave up"
         injector.on = False
         thread.join(PATIENCE)
         assert results == ["calm"], "the candidate does not campaign any more"
         runner._call = original
         assert tokens == sorted(set(tokens))
-        until("a term was leaked", lambda: election.leader() is None)
-        until("the lock was leaked", lambda: client.lock(LOCK).holder() is None)
+        eventually(lambda: election.leader() is None, "no term is left")
+        eventually(lambda: client.lock(LOCK).holder() is None, "the lock is free")
         assert owner.execute("SELECT count(*) FROM lock_tickets").fetchall() == [(0,)]
 
 
@@ -342,6 +333,10 @@ async def test_campaign_cancelled_at_each_call_leaks_nothing(
     async with dblock.AsyncClient(dsn, patience=PATIENCE) as client:
         runtime: Any = client._runtime
         original = runtime.run
+
+        async def vacant() -> bool:
+            return await client.election(ELECTION).leader() is None and await client.lock(LOCK).holder() is None
+
         completed = step = 0
         while not completed:
             step += 1
@@ -370,14 +365,13 @@ async def test_campaign_cancelled_at_each_call_leaks_nothing(
                 await task
                 completed = step
             runtime.run = original
-            give_up_at = time.monotonic() + PATIENCE
-            while await election.leader() is not None or await client.lock(LOCK).holder() is not None:
-                assert time.monotonic() < give_up_at, f"cancelled at call {step}, and the term stayed"
-                await asyncio.sleep(0.01)
+            await eventually_async(vacant, f"the term is over, cancelled at call {step}")
             assert owner.execute("SELECT count(*) FROM lock_tickets").fetchall() == [(0,)]
         assert completed >= 4, "a campaign joins, acquires, begins and ends"
 
 
+@pytest.mark.second_stage
+@pytest.mark.alone
 def test_expired_term_found_at_the_start_delays_nothing(dsn: str, owner: psycopg.Connection) -> None:
     """A new client finds a term whose process is gone, and whose lease of 30 s was not renewed."""
     times = []
@@ -424,7 +418,7 @@ def test_resigned_leader_is_followed_within_milliseconds(dsn: str) -> None:
             threads.append(threading.Thread(target=election.run, args=(body(election),)))
         for thread in threads:
             thread.start()
-        until("it takes too long", lambda: len(gaps) >= rounds)
+        eventually(lambda: len(gaps) >= rounds, "all rounds", PATIENCE)
         for election in elections:
             election.stop()
         for thread in threads:
@@ -436,8 +430,7 @@ def test_resigned_leader_is_followed_within_milliseconds(dsn: str) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.alone
-@pytest.mark.needs_presence
+@pytest.mark.usefixtures("needs_presence")
 def test_killed_leader_is_followed_within_half_a_second(dsn: str, owner: psycopg.Connection) -> None:
     owner.execute(TABLES.encode())
     with ExitStack() as stack:
@@ -445,7 +438,7 @@ def test_killed_leader_is_followed_within_half_a_second(dsn: str, owner: psycopg
         processes.start()
         processes.wait_until_ready()
         client = stack.enter_context(dblock.Client(dsn))
-        before: Leader = until("no leader", client.election(ELECTION).leader)
+        before: Leader = eventually(client.election(ELECTION).leader, "a leader")
         lateness = stack.enter_context(measured())
         led: list[float] = []
 
@@ -455,7 +448,7 @@ def test_killed_leader_is_followed_within_half_a_second(dsn: str, owner: psycopg
 
         thread = threading.Thread(target=follow)
         thread.start()
-        until("it does not wait", lambda: client.lock(LOCK).queue())
+        eventually(client.lock(LOCK).queue, "a candidate waits")
         time.sleep(0.5)
         killed = time.monotonic()
         processes.running["p0"].kill()
@@ -466,7 +459,7 @@ def test_killed_leader_is_followed_within_half_a_second(dsn: str, owner: psycopg
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "freezes", [5, pytest.param(50, marks=pytest.mark.second_stage), pytest.param(1000, marks=pytest.mark.long)]
+    "freezes", [5, pytest.param(50, marks=pytest.mark.second_stage), pytest.param(1000, marks=pytest.mark.nightly)]
 )
 def test_frozen_leader_commits_nothing_after_the_next_term(dsn: str, owner: psycopg.Connection, freezes: int) -> None:
     """A leader is frozen past its lease before its fence, or between its fence and its commit.

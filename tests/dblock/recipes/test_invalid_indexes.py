@@ -10,8 +10,6 @@ import pytest
 from dblock.errors import LeaseLost
 from dblock.recipes.migrations.invalid_indexes import drop_named, marked_session, named_in
 
-pytestmark = pytest.mark.beside_others
-
 LONG = "i" * 63
 
 

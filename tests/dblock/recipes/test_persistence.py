@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import dblock
+from dblock._core.timings import Timings
 from dblock.recipes.elections.persistence import Body, Campaign, Outcome, Pause, Stopped, keep_campaigning
 
 
@@ -17,7 +18,7 @@ class Driver:
         self.now = 0.0
         self.stopped = False
         self.effects: list[Any] = []
-        self.flow = keep_campaigning("e", lambda: self.stopped, lambda: self.now, lambda low, high: high)
+        self.flow = keep_campaigning("e", lambda: self.stopped, lambda: self.now, lambda low, high: high, Timings())
         self.effect = next(self.flow)
 
     def reply(self, value: Any) -> Any:

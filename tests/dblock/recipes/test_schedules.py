@@ -24,10 +24,9 @@ from dblock._core.effects import Call
 from dblock._core.slots import SlotFlows
 from dblock.recipes.schedules import cron
 from dblock.recipes.schedules.schedule import LONGEST_WAIT, slots_of
+from tests.support.eventually import eventually
 from tests.support.machine import measured
 from tests.support.still_clock import NOON, StillClock
-
-pytestmark = pytest.mark.beside_others
 
 WEEK = 7 * 86_400
 """Seconds between the slots of a test on the real clock, so that it meets no second slot, as it would on the hour."""
@@ -45,14 +44,6 @@ def other(dsn: str) -> Iterator[dblock.Client]:
     """A second host."""
     with dblock.Client(dsn) as client:
         yield client
-
-
-def until(holds: Callable[[], object], patience: float = 60.0) -> None:
-    """Wait until something holds."""
-    gives_up = time.monotonic() + patience
-    while not holds():
-        assert time.monotonic() < gives_up, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def outcomes(owner: psycopg.Connection, name: str = "job") -> Counter[str]:
@@ -241,6 +232,8 @@ def test_all_missed_slots_run_in_order_in_one_call(
     assert ran == [12, 13, 14, 15, 16, 17, 18]
 
 
+@pytest.mark.second_stage
+@pytest.mark.alone
 @pytest.mark.parametrize(("catch_up", "runs"), [("none", 1), pytest.param("latest", 2, marks=pytest.mark.second_stage)])
 def test_ten_thousand_missed_slots_of_a_cron_expression_are_decided_within_a_second(
     client: dblock.Client, clock: StillClock, owner: psycopg.Connection, catch_up: str, runs: int
@@ -293,7 +286,7 @@ def test_queued_call_starts_when_the_run_before_it_ends(
     job = other.once("job", every=3600, overlap="queue", ttl=86_400)(lambda: dblock.current_run().slot)
     with ThreadPoolExecutor(1) as pool:
         queued = pool.submit(job)
-        until(lambda: outcomes(owner)["queued"] == 1)
+        eventually(lambda: outcomes(owner)["queued"] == 1)
         assert not queued.done()
         first.end(run, "succeeded")
         assert queued.result(20) == NOON + timedelta(hours=1)
@@ -501,7 +494,6 @@ def test_message_about_a_limit_has_units_that_people_read() -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.alone
 def test_two_hundred_callers_in_one_second_get_one_grant(dsn: str, owner: psycopg.Connection) -> None:
     connections = [psycopg.connect(dsn, autocommit=True) for _ in range(40)]
     try:
@@ -587,7 +579,7 @@ def test_claimer_killed_at_any_step_loses_no_slot_and_marks_none_done(dsn: str, 
         with dblock.Client(dsn, patience=60) as client:
             weekly = client.once("job", every=WEEK, delivery="at-least-once", catch_up="latest")
             again = weekly(lambda: dblock.current_run().number)
-            until(functools.partial(_is_second, again))
+            eventually(functools.partial(_is_second, again))
         assert outcomes(owner) == {"died": 1, "succeeded": 1}
         step += 15
     assert kills >= 4
@@ -605,8 +597,7 @@ def run_in_child(dsn: str, body: Callable[[dblock.Client], object]) -> int:
 
 
 @pytest.mark.second_stage
-@pytest.mark.alone
-@pytest.mark.needs_presence
+@pytest.mark.usefixtures("needs_presence")
 @pytest.mark.parametrize("delivery", ["at-most-once", "at-least-once"])
 def test_slot_of_a_killed_runner_is_taken_over_within_a_second_or_not_at_all(
     dsn: str, owner: psycopg.Connection, delivery: str
@@ -631,8 +622,10 @@ def test_slot_of_a_killed_runner_is_taken_over_within_a_second_or_not_at_all(
     hosts = [run_in_child(dsn, host) for _ in range(3)]
     try:
         holder = "SELECT substring(holder FROM 'pid (\\d+)')::int FROM slot_runs WHERE outcome IS NULL"
-        until(lambda: owner.execute("SELECT FROM public.began").fetchone() is not None)
-        until(lambda: owner.execute("SELECT FROM distributed_locks WHERE presence IS NOT NULL").fetchone() is not None)
+        eventually(lambda: owner.execute("SELECT FROM public.began").fetchone() is not None)
+        eventually(
+            lambda: owner.execute("SELECT FROM distributed_locks WHERE presence IS NOT NULL").fetchone() is not None
+        )
         time.sleep(0.5)
         running = owner.execute(holder).fetchone()
         assert running is not None
@@ -641,7 +634,7 @@ def test_slot_of_a_killed_runner_is_taken_over_within_a_second_or_not_at_all(
             assert killed_at_moment is not None
             os.kill(running[0], signal.SIGKILL)
             if delivery == "at-least-once":
-                until(lambda: len(owner.execute("SELECT FROM public.began").fetchall()) == 2)
+                eventually(lambda: len(owner.execute("SELECT FROM public.began").fetchall()) == 2)
                 late = 4 * lateness()  # of the host that stands by, its two sessions, and the server that ends one
         if delivery == "at-least-once":
             (gap,) = owner.execute(
@@ -649,7 +642,7 @@ def test_slot_of_a_killed_runner_is_taken_over_within_a_second_or_not_at_all(
             ).fetchone() or (9,)
             assert gap < 1 + late
         else:
-            until(lambda: outcomes(owner)["died"] == 1)
+            eventually(lambda: outcomes(owner)["died"] == 1)
             time.sleep(1)
             assert len(owner.execute("SELECT FROM public.began").fetchall()) == 1
         assert outcomes(owner)["died"] == 1
@@ -663,8 +656,8 @@ def test_slot_of_a_killed_runner_is_taken_over_within_a_second_or_not_at_all(
     ("hosts", "slots", "every"),
     [
         pytest.param(6, 8, 0.5, marks=[pytest.mark.second_stage, pytest.mark.alone]),
-        pytest.param(50, 20, 2.0, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
-        pytest.param(20, 100, 1.0, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+        pytest.param(50, 20, 2.0, marks=[pytest.mark.nightly, pytest.mark.timeout(900)]),
+        pytest.param(20, 100, 1.0, marks=[pytest.mark.nightly, pytest.mark.timeout(900)]),
     ],
 )
 def test_many_hosts_with_wrong_clocks_and_random_phase_run_each_slot_once(
@@ -695,7 +688,7 @@ def test_many_hosts_with_wrong_clocks_and_random_phase_run_each_slot_once(
     pids = [run_in_child(dsn, host(number)) for number in range(hosts)]
     try:
         ran = "SELECT count(*), count(DISTINCT slot) FROM public.ran"
-        until(lambda: (owner.execute(ran).fetchone() or (0,))[0] >= slots, 300)
+        eventually(lambda: (owner.execute(ran).fetchone() or (0,))[0] >= slots, within=300)
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -708,7 +701,7 @@ def test_many_hosts_with_wrong_clocks_and_random_phase_run_each_slot_once(
 
 
 @pytest.mark.parametrize(
-    "runs", [pytest.param(10, marks=pytest.mark.second_stage), pytest.param(50, marks=pytest.mark.long)]
+    "runs", [pytest.param(10, marks=pytest.mark.second_stage), pytest.param(50, marks=pytest.mark.nightly)]
 )
 def test_delay_is_kept_from_the_end_of_a_run_to_the_start_of_the_next_over_hosts(
     dsn: str, owner: psycopg.Connection, runs: int
@@ -728,7 +721,7 @@ def test_delay_is_kept_from_the_end_of_a_run_to_the_start_of_the_next_over_hosts
 
     pids = [run_in_child(dsn, host) for _ in range(5)]
     try:
-        until(lambda: len(owner.execute("SELECT FROM public.ran").fetchall()) >= runs, 120)
+        eventually(lambda: len(owner.execute("SELECT FROM public.ran").fetchall()) >= runs, within=120)
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)

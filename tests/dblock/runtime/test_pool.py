@@ -13,9 +13,9 @@ import psycopg
 import pytest
 
 import dblock
-from dblock._core import listener_flow
-from dblock._runtime import pool as pool_module
-from dblock._runtime.pool import IDLE_FOR, AsyncPool, Pool
+from dblock._runtime.pool import AsyncPool, Pool
+from tests.support.eventually import eventually, eventually_async
+from tests.support.timings import timings_with
 
 
 class Connection:
@@ -62,7 +62,7 @@ def test_connections_of_a_burst_are_closed_when_unused() -> None:
     shared, made = pool(2)
     one, other = shared.take(), shared.take()
     shared.give(one)
-    one.used_at = time.monotonic() - 2 * IDLE_FOR
+    one.used_at = time.monotonic() - 2 * shared.idle_for
     shared.give(other)
     assert [wire.closed for wire in made] == [True, False]
     assert shared.take() is other
@@ -101,8 +101,7 @@ def test_pool_serves_waiting_threads_in_order() -> None:
     for number in range(5):
         threads.append(threading.Thread(target=wait, args=[number]))
         threads[-1].start()
-        while len(shared._queue) <= number:
-            time.sleep(0.001)
+        eventually(lambda: len(shared._queue) == len(threads), "the thread waits")
     shared.give(wire)
     for thread in threads:
         thread.join(10)
@@ -204,8 +203,7 @@ def test_waiting_thread_gets_client_closed_when_the_pool_closes() -> None:
     busy = shared.take()
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(shared.take)
-        while not shared._queue:
-            time.sleep(0.001)
+        eventually(lambda: shared._queue, "the thread waits")
         shared.close()
         with pytest.raises(dblock.ClientClosed):
             waiting.result(10)
@@ -228,11 +226,10 @@ def test_closed_pool_closes_connections_that_are_given_back() -> None:
 
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])
 async def test_quiet_client_returns_to_one_connection_for_calls(
-    dsn: str, owner: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, kind: str
+    dsn: str, owner: psycopg.Connection[Any], kind: str
 ) -> None:
     """No call comes after the burst, so no call closes the connections."""
-    monkeypatch.setattr(pool_module, "IDLE_FOR", 0.2)
-    monkeypatch.setattr(listener_flow, "PING_INTERVAL", 0.1)
+    timings = timings_with(idle_for=0.2, ping_interval=0.1)
     count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dblock'"
 
     def connections() -> int:
@@ -240,7 +237,7 @@ async def test_quiet_client_returns_to_one_connection_for_calls(
         assert row
         return int(row[0])
 
-    client: Any = dblock.Client(dsn) if kind == "threads" else dblock.AsyncClient(dsn)
+    client: Any = (dblock.Client if kind == "threads" else dblock.AsyncClient)(dsn, timings=timings)
     lease = client.lock("a").acquire()
     lease = await lease if kind == "asyncio" else lease
     runner = client._runtime.runner
@@ -254,10 +251,7 @@ async def test_quiet_client_returns_to_one_connection_for_calls(
     assert connections() >= 5
     for raw in borrowed:
         runner._pool.give(raw)
-    deadline = time.monotonic() + 20
-    while connections() > 3:
-        assert time.monotonic() < deadline, connections()
-        await asyncio.sleep(0.05)
+    await eventually_async(lambda: connections() <= 3, lambda: f"at most 3 connections, not {connections()}")
     done = lease.release()
     assert await done if kind == "asyncio" else done
     closed = client.close()
@@ -277,11 +271,9 @@ def test_call_that_only_borrows_opens_no_connection_in_place_of_another() -> Non
     shared: Any = Pool(fail, 1, 5.0)
     with ThreadPoolExecutor() as threads:
         opening = threads.submit(shared.take)
-        while not openings:
-            time.sleep(0.001)
+        eventually(lambda: openings, "the opening")
         borrowing = threads.submit(shared.take, 0.2)
-        while not shared._queue:
-            time.sleep(0.001)
+        eventually(lambda: shared._queue or borrowing.done(), "the borrower waits")
         opens.set()
         with pytest.raises(psycopg.OperationalError):
             opening.result()
@@ -302,11 +294,9 @@ async def test_task_that_only_borrows_opens_no_connection_in_place_of_another() 
 
     shared: Any = AsyncPool(fail, 1, 5.0)
     opening = asyncio.create_task(shared.take())
-    while not openings:
-        await asyncio.sleep(0)
+    await eventually_async(lambda: openings, "the opening")
     borrowing = asyncio.create_task(shared.take(0.2))
-    while not shared._queue:
-        await asyncio.sleep(0)
+    await eventually_async(lambda: shared._queue or borrowing.done(), "the borrower waits")
     opens.set()
     with pytest.raises(psycopg.OperationalError):
         await opening

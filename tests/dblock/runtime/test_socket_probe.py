@@ -13,9 +13,11 @@ import psycopg
 import pytest
 
 import dblock
-from dblock._core.presence import OWN_PART, Presence, SocketState
+from dblock._core.presence import Presence, SocketState
+from dblock._core.timings import default
 from dblock._runtime import socket_probe
 from dblock._runtime.socket_probe import SocketProbe
+from tests.support.timings import timings_with
 
 GRACE = 0.15
 NOTIFICATION = b"A" + struct.pack(">ii", 4 + 4 + 9 + 6, 1234) + b"dblock_a\0" + b"probe\0"
@@ -95,14 +97,14 @@ def test_input_that_cannot_be_read_is_doubt(ends: tuple[socket.socket, socket.so
     presence = Presence("aa", GRACE, probe, 100)
     assert presence.stands(100)
     ends[1].sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
-    assert presence.stands(100 + GRACE * OWN_PART - 0.001)
-    assert not presence.stands(100 + GRACE * OWN_PART), "it may be the server's last message"
+    assert presence.stands(100 + GRACE * default.own_part - 0.001)
+    assert not presence.stands(100 + GRACE * default.own_part), "it may be the server's last message"
 
 
 def test_input_that_the_listener_reads_in_a_moment_is_no_doubt(
-    ends: tuple[socket.socket, socket.socket], probe: SocketProbe, monkeypatch: pytest.MonkeyPatch
+    ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    monkeypatch.setattr(socket_probe, "READ_WITHIN", 20)
+    probe = SocketProbe(ends[0].fileno(), timings_with(read_within=20))
     presence = Presence("aa", GRACE, probe, 100)
     ends[1].sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
     reader = threading.Timer(0.01, ends[0].recv, (65536,))

@@ -6,6 +6,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import dblock
+from dblock._core.timings import Timings
 from dblock._runtime.isolation import is_option_refused
 from dblock._runtime.target import resolve
 
@@ -52,7 +53,7 @@ def test_several_hosts_select_the_one_that_accepts_writes() -> None:
 
 
 def test_dsn_settings_override_the_defaults() -> None:
-    assert "connect_timeout=5" in resolve("dbname=db").conninfo()
+    assert "connect_timeout=5" in resolve("dbname=db", timings=Timings()).conninfo()
     assert "connect_timeout=1" in resolve("dbname=db connect_timeout=1").conninfo()
 
 

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 import dblock
-from tests.support.shell import until
+from tests.support.eventually import eventually
 
 Fail = Callable[..., None]
 
@@ -74,6 +74,7 @@ def test_grant_is_released_when_no_file_can_be_opened(
     client.lock("a").acquire().release()
 
 
+@pytest.mark.second_stage
 def test_keep_alive_is_started_again(client: dblock.Client, fail: Fail) -> None:
     fail("dblock keep-alive", times=2)
     for _ in range(2):
@@ -81,16 +82,17 @@ def test_keep_alive_is_started_again(client: dblock.Client, fail: Fail) -> None:
             client.lock("a").acquire()
     lease = client.lock("a", ttl=6).acquire()
     granted_until = lease.expires_at
-    until(lambda: lease.expires_at > granted_until, "a renewal")
+    eventually(lambda: lease.expires_at > granted_until, "a renewal")
     assert lease.release(), "it was lost"
 
 
+@pytest.mark.second_stage
 def test_lease_without_presence_needs_no_listener(dsn: str, fail: Fail) -> None:
     fail("dblock listener")
     with dblock.Client(dsn, presence=None) as client:
         lease = client.lock("a", ttl=0.6).acquire()
         granted_until = lease.expires_at
-        until(lambda: lease.expires_at > granted_until, "a renewal")
+        eventually(lambda: lease.expires_at > granted_until, "a renewal")
         assert lease.release(), "it was lost"
 
 
@@ -98,6 +100,7 @@ def listeners() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("dblock listener")}
 
 
+@pytest.mark.second_stage
 def test_listener_is_started_again(dsn: str, client: dblock.Client, fail: Fail) -> None:
     with dblock.Client(dsn, presence=None) as other:
         held = other.lock("a").acquire()
@@ -124,32 +127,33 @@ def test_failed_start_leaves_no_socket_open(client: dblock.Client, fail: Fail) -
         assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
-@pytest.mark.needs_presence
+@pytest.mark.usefixtures("needs_presence")
 def test_listener_connects_again_when_its_connecting_thread_could_not_start(
     client: dblock.Client, owner: psycopg.Connection[Any], fail: Fail
 ) -> None:
     fail("dblock connecting", times=2)
     lease = client.lock("a").acquire()
-    until(lambda: owner.execute("SELECT 1 FROM lock_presence").fetchone(), "a presence")
+    eventually(lambda: owner.execute("SELECT 1 FROM lock_presence").fetchone(), "a presence")
     lease.release()
 
 
-@pytest.mark.needs_presence
+@pytest.mark.usefixtures("needs_presence")
 def test_lost_presence_is_noticed_without_a_timer(
     client: dblock.Client, owner: psycopg.Connection[Any], fail: Fail
 ) -> None:
     lease = client.lock("a").acquire()
-    until(lambda: owner.execute("SELECT 1 FROM lock_presence").fetchone(), "a presence")
+    eventually(lambda: owner.execute("SELECT 1 FROM lock_presence").fetchone(), "a presence")
     fail("dblock timer")
     ended = [session for (session,) in owner.execute("SELECT session FROM lock_presence").fetchall()]
     owner.execute("SELECT pg_terminate_backend(session) FROM lock_presence")
     # It connects again, with a new session, and registers that one.
     new = "SELECT 1 FROM lock_presence WHERE gone_since IS NULL AND session <> ALL (%s)"
-    until(lambda: owner.execute(new, [ended]).fetchone(), "a presence that is registered again")
+    eventually(lambda: owner.execute(new, [ended]).fetchone(), "a presence that is registered again")
     assert lease.remaining() > 0, "the presence was withdrawn in time"
     lease.release()
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("times", [1, 3])
 def test_callback_is_called_when_its_thread_could_not_start(client: dblock.Client, fail: Fail, times: int) -> None:
     lease = client.lock("a", ttl=0.3, keep_alive=False).acquire()
@@ -207,7 +211,6 @@ def running(name: str) -> set[threading.Thread]:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 @pytest.mark.parametrize("runs", [True, False])
 @pytest.mark.parametrize("thread", ["dblock keep-alive", "dblock listener"])
 def test_interrupted_start_leads_to_one_thread(
@@ -226,7 +229,7 @@ def test_interrupted_start_leads_to_one_thread(
     assert not is_held(owner, "a")
     lease = client.lock("a", ttl=3).acquire()
     granted_until = lease.expires_at
-    until(lambda: lease.expires_at > granted_until, "a renewal")
+    eventually(lambda: lease.expires_at > granted_until, "a renewal")
     assert len(running(thread) - before) == 1
     assert lease.release(), "it was lost"
     assert not caplog.records
@@ -240,7 +243,7 @@ def test_interrupted_start_of_the_callbacks_leads_to_one_thread(client: dblock.C
         lease.on_lost(lambda _: None)
     called: list[float] = []
     lease.on_danger(called.append, before=9.9)
-    until(lambda: called, "the callback")
+    eventually(lambda: called, "the callback")
     assert len(running("dblock callbacks") - before) == 1
     lease.release()
 

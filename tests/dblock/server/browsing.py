@@ -6,7 +6,6 @@ import importlib.util
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +16,7 @@ import uvicorn
 from dblock.server.app import create_app
 from dblock.server.service import Service
 from dblock.server.settings import Settings
+from tests.support.eventually import eventually
 from tests.support.proxy import Proxy
 from tests.support.servers import private_server
 
@@ -54,9 +54,8 @@ class Running:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run)
         self._thread.start()
-        while not self._server.started:
-            assert self._thread.is_alive(), "the server did not start"
-            time.sleep(0.01)
+        eventually(lambda: self._server.started or not self._thread.is_alive(), "the start of the server")
+        assert self._thread.is_alive(), "the server did not start"
         self.port = self._server.servers[0].sockets[0].getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}{settings.prefix}/"
 

@@ -11,6 +11,7 @@ import pytest
 from dblock.server.settings import Limits
 from tests.dblock.server.by_hand import ByHand
 from tests.dblock.server.conftest import Http, serving
+from tests.support.eventually import eventually_async
 
 
 async def a_body_that_stops() -> AsyncIterator[bytes]:
@@ -57,15 +58,13 @@ async def test_unexpected_error_of_a_page_is_counted_and_has_the_usual_headers(
 async def test_streams_that_open_at_the_same_moment_have_a_limit(dsn: str) -> None:
     async with serving(dsn, limits=Limits(streams=3)) as http:
         streams = [ByHand(http.app, "/events", {}, method="GET") for _ in range(10)]
-        while not all(one.status for one in streams):
-            await asyncio.sleep(0.01)
+        await eventually_async(lambda: all(one.status for one in streams), "a reply to each")
         assert sorted(one.status or 0 for one in streams) == [200] * 3 + [503] * 7
         for one in streams:
             one.leave()
             await one.task
         again = ByHand(http.app, "/events", {}, method="GET")
-        while again.status is None:
-            await asyncio.sleep(0.01)
+        await eventually_async(lambda: again.status, "a reply")
         assert again.status == 200, "a stream that has ended does not count"
         again.leave()
         await again.task

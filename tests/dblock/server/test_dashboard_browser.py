@@ -23,9 +23,10 @@ from tests.dblock.server.browsing import (
     violations,
 )
 from tests.dblock.server.scene import Scene, build
+from tests.support.eventually import eventually
 from tests.support.machine import measured
 
-pytestmark = [needs_browser, pytest.mark.second_stage, pytest.mark.beside_others]
+pytestmark = [needs_browser, pytest.mark.second_stage]
 
 PAGES = {
     "locks": "",
@@ -86,15 +87,12 @@ def new_page(chromium: Any) -> Iterator[Any]:
 def wait_for_ticks(page: Any, count: int) -> None:
     """Wait until the page has taken this many more ticks."""
     now = int(page.evaluate("document.body.dataset.ticks ?? 0"))
-    until(page, f"Number(document.body.dataset.ticks ?? 0) >= {now + count}")
+    wait_for(page, f"Number(document.body.dataset.ticks ?? 0) >= {now + count}")
 
 
-def until(page: Any, expression: str) -> None:
+def wait_for(page: Any, expression: str) -> None:
     """Wait until an expression is true. The policy of the pages forbids Playwright's own way, which compiles text."""
-    give_up = time.monotonic() + 3 * WAIT / 1000
-    while not page.evaluate(expression):
-        assert time.monotonic() < give_up, expression
-        page.wait_for_timeout(20)
+    eventually(lambda: page.evaluate(expression), expression, 3 * WAIT / 1000)
 
 
 @pytest.mark.usefixtures("scene")
@@ -277,7 +275,6 @@ def test_open_details_and_text_in_a_field_survive_reading_a_page_again(
         assert page.input_value("#q") == "half a pattern"
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("how", ["silent", "killed"])
 def test_banner_tells_within_three_seconds_that_the_database_is_gone(dsn: str, new_page: Any, how: str) -> None:
     """The bound is three seconds on a machine that is not busy: how late it was is added."""
@@ -295,13 +292,13 @@ def test_banner_tells_within_three_seconds_that_the_database_is_gone(dsn: str, n
             page.wait_for_selector("[data-banner]:not([hidden])")
             shown, late = page.evaluate("[window.shownAt / 1000, window.late / 1000]")
             assert shown - began <= 3 + 3 * lateness() + late
-        until(page, "document.querySelector('[data-banner]').textContent.includes('database does not reply')")
+        wait_for(page, "document.querySelector('[data-banner]').textContent.includes('database does not reply')")
         first = page.inner_text("[data-banner]")
         assert " old." in first
         assert violations(page) == []
         page.keyboard.press("j")
         assert page.evaluate("document.activeElement.textContent") == "a", "the keys work"
-        until(page, f"document.querySelector('[data-banner]').textContent !== {first!r}")
+        wait_for(page, f"document.querySelector('[data-banner]').textContent !== {first!r}")
         recover()
         page.wait_for_selector("[data-banner]", state="hidden")
         page.wait_for_selector("[data-live].on", state="attached")
@@ -322,8 +319,7 @@ def test_tab_that_slept_catches_up_in_one_request(dsn: str, new_page: Any) -> No
             asked: list[str] = []
             page.on("request", lambda request: asked.append(request.url))
             session.execute("SELECT release('a', token), try_acquire('b', '10 min', 'bob') FROM holder('a')")
-            while server.service.feed.watchers:
-                time.sleep(0.05)
+            eventually(lambda: not server.service.feed.watchers, "the end of the stream")
             page.evaluate(hide, False)
             page.wait_for_selector('[data-key="b"]')
             assert page.locator('[data-key="a"]').count() == 0
@@ -396,11 +392,11 @@ def test_name_that_does_not_print_keeps_the_table_live(dsn: str, owner: psycopg.
         page.goto(server.address)
         wait_for_ticks(page, 1)
         owner.execute("SELECT try_acquire(%s, holder => 'first')", [name])
-        until(page, "document.querySelector('[data-rows]').textContent.includes('first')")
+        wait_for(page, "document.querySelector('[data-rows]').textContent.includes('first')")
         owner.execute("SELECT release(%(name)s, token) FROM holder(%(name)s)", {"name": name})
         owner.execute("SELECT try_acquire('another', holder => 'second')")
-        until(page, "document.querySelector('[data-rows]').textContent.includes('second')")
-        until(page, "!document.querySelector('[data-rows]').textContent.includes('first')")
+        wait_for(page, "document.querySelector('[data-rows]').textContent.includes('second')")
+        wait_for(page, "!document.querySelector('[data-rows]').textContent.includes('first')")
 
 
 @pytest.mark.parametrize("width", [400, 1200])

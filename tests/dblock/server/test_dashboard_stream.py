@@ -19,6 +19,7 @@ from dblock.server.dashboard.live import MOST_QUERIES, LiveTables
 from dblock.server.dashboard.rows import Query, make_table
 from dblock.server.feed import Snapshot
 from tests.dblock.server.conftest import Served, serving
+from tests.support.eventually import eventually_async
 from tests.support.machine import measured
 
 StartServer = Callable[..., Served]
@@ -72,9 +73,7 @@ def test_tick_has_only_what_changed() -> None:
     assert (gone["gone"], "rows" in gone) == (["l005"], False)
 
 
-@pytest.mark.parametrize(
-    "seconds", [100, pytest.param(3600, marks=[pytest.mark.second_stage, pytest.mark.beside_others])]
-)
+@pytest.mark.parametrize("seconds", [100, pytest.param(3600, marks=[pytest.mark.second_stage])])
 def test_browser_that_slept_catches_up_in_one_tick(seconds: int) -> None:
     tables = LiveTables()
     awake, asleep = Browser(tables), Browser(tables)
@@ -120,7 +119,6 @@ async def events(response: httpx.Response) -> AsyncIterator[dict[str, str]]:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_stream_resumes_after_its_last_event(start_server: StartServer, owner: psycopg.Connection) -> None:
     owner.execute("SELECT try_acquire('a', '1 min', 'ann')")
     served = start_server()
@@ -144,6 +142,7 @@ async def test_stream_resumes_after_its_last_event(start_server: StartServer, ow
                     break
 
 
+@pytest.mark.nightly
 @pytest.mark.second_stage
 async def test_database_sees_one_query_a_second_for_a_hundred_browsers(
     start_server: StartServer, owner: psycopg.Connection
@@ -193,6 +192,7 @@ def _count(owner: psycopg.Connection, calls: str) -> int:
     return int((owner.execute(calls.encode()).fetchone() or (0,))[0])
 
 
+@pytest.mark.alone
 @pytest.mark.second_stage
 async def test_sigterm_ends_fifty_streams_within_two_seconds(start_server: StartServer) -> None:
     served = start_server()
@@ -226,7 +226,6 @@ async def test_server_limits_its_streams(dsn: str) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_server_limits_the_different_tables_that_are_watched(start_server: StartServer) -> None:
     """Each costs time of the one process that also renews leases."""
     served = start_server()
@@ -247,8 +246,7 @@ async def test_server_limits_the_different_tables_that_are_watched(start_server:
             async with client.stream("GET", "/events?view=table&q=one+more") as response:
                 return response.status_code == 200
 
-        while not await accepted():
-            await asyncio.sleep(0.05)
+        await eventually_async(accepted, "the stream is accepted")
 
 
 @pytest.mark.second_stage

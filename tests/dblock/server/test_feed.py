@@ -11,6 +11,7 @@ from dblock.server.feed import Feed, Snapshot
 from tests.dblock.server.conftest import Http, serving
 
 
+@pytest.mark.second_stage
 async def test_hundred_watchers_cost_no_more_than_one(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
     read = http.service.database.read

@@ -88,13 +88,14 @@ def fuzzed(random: random.Random, lease: str, ticket: str) -> dict[str, Any]:
     return {"method": method, "url": f"/v1/{'/'.join(parts)}{query}", "content": body, "headers": headers}
 
 
+@pytest.mark.second_stage
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "requests",
     [
         100,
-        pytest.param(2000, marks=[pytest.mark.second_stage, pytest.mark.beside_others]),
-        pytest.param(10_000, marks=pytest.mark.long),
+        pytest.param(2000, marks=[pytest.mark.second_stage]),
+        pytest.param(10_000, marks=pytest.mark.nightly),
     ],
 )
 async def test_fuzzed_requests_are_never_answered_with_500(

@@ -20,7 +20,7 @@ from tests.robustness.history.record import OK, History, Operation
 from tests.robustness.traffic.workloads.queue import TICKETS
 from tests.support.machine import measured
 
-pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+pytestmark = [pytest.mark.second_stage]
 
 KINDS = ("http", "python", "sql")
 TTL = 20.0

@@ -15,8 +15,8 @@ import pytest
 
 import dblock
 from tests.dblock.server.conftest import RECORD_GRANTS, Served
+from tests.support.eventually import eventually, eventually_async
 from tests.support.machine import measured
-from tests.support.shell import until
 
 pytestmark = pytest.mark.second_stage
 
@@ -35,6 +35,7 @@ def waiters(owner: psycopg.Connection, name: str) -> int:
     return int(found)
 
 
+@pytest.mark.alone
 async def test_sigterm_ends_fifty_long_polls_within_two_seconds(
     start_server: StartServer, owner: psycopg.Connection
 ) -> None:
@@ -42,8 +43,7 @@ async def test_sigterm_ends_fifty_long_polls_within_two_seconds(
     async with served.client() as client:
         await acquired(client, "a", ttl=60)
         polls = [asyncio.ensure_future(client.post("/v1/locks/a", json={"wait": 60})) for _ in range(50)]
-        while waiters(owner, "a") < 50:
-            await asyncio.sleep(0.05)
+        await eventually_async(lambda: waiters(owner, "a") >= 50, "fifty waiters")
         with measured() as lateness:
             began = time.monotonic()
             served.process.send_signal(signal.SIGTERM)
@@ -63,8 +63,7 @@ async def test_sigterm_ends_a_server_whose_database_does_not_reply(
     async with served.client() as client:
         await acquired(client, "a", ttl=60)
         polls = [asyncio.ensure_future(client.post("/v1/locks/a", json={"wait": 60})) for _ in range(5)]
-        while waiters(owner, "a") < 5:
-            await asyncio.sleep(0.05)
+        await eventually_async(lambda: waiters(owner, "a") >= 5, "five waiters")
         with owner.transaction(), measured() as lateness:
             owner.execute("LOCK TABLE lock_clients")
             began = time.monotonic()
@@ -114,17 +113,15 @@ async def test_client_whose_connection_breaks_leaves_the_queue(
         await acquired(client, "a", ttl=60)
         with measured() as lateness:
             poll = asyncio.ensure_future(client.post("/v1/locks/a", json={"wait": 60}))
-            while not waiters(owner, "a"):
-                await asyncio.sleep(0.02)
+            await eventually_async(lambda: waiters(owner, "a"), "a waiter")
             poll.cancel()
             began = time.monotonic()
-            while waiters(owner, "a"):
-                await asyncio.sleep(0.02)
+            await eventually_async(lambda: not waiters(owner, "a"), "an empty queue")
             assert time.monotonic() - began < 1 + 3 * lateness()
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("requests", [200, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("requests", [200, pytest.param(1000, marks=pytest.mark.nightly)])
 async def test_cut_sockets_make_no_second_grant_and_no_orphan(
     requests: int, start_server: StartServer, owner: psycopg.Connection
 ) -> None:
@@ -164,8 +161,7 @@ async def test_cut_sockets_make_no_second_grant_and_no_orphan(
             await asyncio.gather(*(come_and_go(number, [first, second]) for number in range(start, start + 20)))
     with measured() as lateness:
         began = time.monotonic()
-        while owner.execute("SELECT FROM list_locks()").fetchall():
-            await asyncio.sleep(0.02)
+        await eventually_async(lambda: not owner.execute("SELECT FROM list_locks()").fetchall(), "every lock is free")
         assert time.monotonic() - began < 3.5 + 3 * lateness(), "a lease outlasts its ttl"
     granted = owner.execute("SELECT token FROM public.grants WHERE name NOT LIKE 'left%'").fetchall()
     assert sorted(token for (token,) in granted) == sorted(tokens), "each key was granted once"
@@ -183,5 +179,5 @@ def test_further_signals_do_not_change_the_exit_code(start_server: StartServer) 
         served.process.send_signal(signal.SIGTERM)
         return served.process.poll() is not None
 
-    until(ended)
+    eventually(ended, "the end of the server")
     assert served.process.returncode == 0

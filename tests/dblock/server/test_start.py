@@ -138,7 +138,6 @@ def test_missing_extra_is_named(missing: str, dsn: str) -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_schema_that_goes_away_is_reported_until_it_is_back(start_server: Any, owner: psycopg.Connection) -> None:
     served: Served = start_server()
     async with served.client() as client:

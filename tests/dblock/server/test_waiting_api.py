@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +14,7 @@ from dblock._core.effects import Flow
 from dblock.server.settings import Limits
 from tests.dblock.server.by_hand import ByHand
 from tests.dblock.server.conftest import RECORD_GRANTS, Http, serving
+from tests.support.eventually import eventually_async
 from tests.support.machine import measured
 
 SLOW_GRANTS = """
@@ -35,17 +35,10 @@ def queue_of(owner: psycopg.Connection, name: str = "a") -> list[str]:
     return [one["holder"] for one in owner.execute("SELECT queue(%s)", [name]).fetchall()[0][0]]
 
 
-async def until(holds: Callable[[], Any], within: float = 30.0) -> None:
-    gives_up = time.monotonic() + within
-    while not holds():
-        assert time.monotonic() < gives_up, "it did not happen"
-        await asyncio.sleep(0.01)
-
-
 async def test_long_poll_ends_with_the_grant_when_the_lock_is_released(http: Http, owner: psycopg.Connection) -> None:
     first = await http.acquire("a")
     waiting = asyncio.ensure_future(http.acquire("a", wait=30))
-    await until(lambda: queue_of(owner))
+    await eventually_async(lambda: queue_of(owner))
     await http.delete(f"/v1/leases/{first['lease']}")
     assert (await waiting)["token"] > first["token"]
     assert queue_of(owner) == []
@@ -56,7 +49,7 @@ async def test_long_polls_are_served_in_the_order_of_their_arrival(http: Http, o
     polls = []
     for number in range(4):
         polls.append(asyncio.ensure_future(http.acquire("a", wait=60, holder=f"waiter {number}")))
-        await until(lambda: len(queue_of(owner)) == len(polls))
+        await eventually_async(lambda: len(queue_of(owner)) == len(polls))
     tokens = []
     for poll in polls:
         await http.delete(f"/v1/leases/{current['lease']}")
@@ -73,7 +66,7 @@ async def test_ticket_keeps_the_position_between_two_requests(http: Http, dsn: s
     ticket = response.json()["ticket"]
     async with serving(dsn) as other:
         late = asyncio.ensure_future(other.acquire("a", wait=60, holder="late"))
-        await until(lambda: queue_of(owner) == ["patient", "late"])
+        await eventually_async(lambda: queue_of(owner) == ["patient", "late"])
         again = await other.post("/v1/locks/a", json={**body, "ticket": ticket})
         assert (again.status_code, again.json()["requeued"]) == (202, False)
         assert queue_of(owner) == ["patient", "late"], "the ticket works at another server"
@@ -98,7 +91,7 @@ async def test_ticket_that_is_not_used_loses_its_position(dsn: str, owner: psyco
     async with serving(dsn, ticket_ttl=0.3) as http:
         first = await http.acquire("a")
         ticket = (await http.post("/v1/locks/a", json={"wait": 0.05})).json()["ticket"]
-        await until(lambda: queue_of(owner) == [])
+        await eventually_async(lambda: queue_of(owner) == [])
         await http.delete(f"/v1/leases/{first['lease']}")
         await http.acquire("a", wait=10)
         late = await http.post("/v1/locks/a", json={"wait": 0.05, "ticket": ticket})
@@ -127,28 +120,30 @@ async def test_ticket_of_a_shared_lock_keeps_its_position(kind: str, http: Http,
     assert grant["share"].startswith("s#")
 
 
+@pytest.mark.second_stage
 async def test_client_that_leaves_gives_its_position_back(http: Http, owner: psycopg.Connection) -> None:
     await http.acquire("a")
     with measured() as lateness:
         poll = ByHand(http.app, "/v1/locks/a", {"wait": 60})
-        await until(lambda: queue_of(owner))
+        await eventually_async(lambda: queue_of(owner))
         poll.leave()
         began = time.monotonic()
-        await until(lambda: not queue_of(owner))
+        await eventually_async(lambda: not queue_of(owner))
         assert time.monotonic() - began < 1 + 3 * lateness()
         await poll.task
     assert http.service.waits.count == 0
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_client_that_leaves_with_a_ticket_keeps_its_position(http: Http, owner: psycopg.Connection) -> None:
     await http.acquire("a")
     ticket = (await http.post("/v1/locks/a", json={"wait": 0.05})).json()["ticket"]
     own_tickets = "SELECT count(*) FROM lock_tickets WHERE client = %s"
     for headers, body in (({}, {"ticket": ticket}), ({"Idempotency-Key": "k"}, {})):
         poll = ByHand(http.app, "/v1/locks/a", {"wait": 60, **body}, headers)
-        await until(lambda: owner.execute(own_tickets, [http.service.database.flows.client]).fetchall() == [(1,)])
+        await eventually_async(
+            lambda: owner.execute(own_tickets, [http.service.database.flows.client]).fetchall() == [(1,)]
+        )
         poll.leave()
         await poll.task
     assert len(queue_of(owner)) == 2
@@ -172,12 +167,12 @@ async def test_grant_of_a_waiter_that_left_is_released(http: Http, owner: psycop
     for _ in range(10):
         first = await http.acquire("a", ttl=30)
         poll = ByHand(http.app, "/v1/locks/a", {"wait": 60, "ttl": 600})
-        await until(lambda: queue_of(owner))
+        await eventually_async(lambda: queue_of(owner))
         await asyncio.gather(http.delete(f"/v1/leases/{first['lease']}"), asyncio.sleep(0.002))
         poll.leave()
         await poll.task
         if poll.status is None or poll.status == 499:
-            await until(lambda: not owner.execute("SELECT FROM holder('a')").fetchall())
+            await eventually_async(lambda: not owner.execute("SELECT FROM holder('a')").fetchall())
         owner.execute("SELECT force_release('a', token, now => true) FROM holder('a')")
 
 
@@ -192,19 +187,20 @@ async def test_ticket_that_no_client_was_told_of_is_given_back(
         owner.execute(SLOW_PARKING)
     poll = ByHand(http.app, "/v1/locks/a", {"wait": 0.1})
     poll.leave_after_first_message = when == "answering"
-    await until(lambda: queue_of(owner))
-    await until(lambda: not flows.private)
+    await eventually_async(lambda: queue_of(owner))
+    await eventually_async(lambda: not flows.private)
     if when == "parking":
         poll.leave()
     await poll.task
-    await until(lambda: not queue_of(owner), within=5)
+    await eventually_async(lambda: not queue_of(owner))
 
 
+@pytest.mark.second_stage
 async def test_stopping_server_answers_every_waiter_with_a_ticket(dsn: str, owner: psycopg.Connection) -> None:
     async with serving(dsn) as http:
         first = await http.acquire("a")
         polls = [ByHand(http.app, "/v1/locks/a", {"wait": 60, "holder": f"{number}"}) for number in range(5)]
-        await until(lambda: len(queue_of(owner)) == 5)
+        await eventually_async(lambda: len(queue_of(owner)) == 5)
         before = queue_of(owner)
         with measured() as lateness:
             began = time.monotonic()
@@ -226,7 +222,7 @@ async def test_stopping_server_answers_a_try_with_the_reply_of_the_database(
     await http.acquire("b")
     owner.execute(SLOW_GRANTS.format(seconds=0.2))
     request = ByHand(http.app, "/v1/locks/a", {})
-    await until(lambda: http.service.waits.count == 1)
+    await eventually_async(lambda: http.service.waits.count == 1)
     http.service.stopping.set()
     await request.task
     assert request.status == 200, "a refusal would leave a grant that no client knows of"
@@ -238,10 +234,10 @@ async def test_heartbeat_that_is_answered_late_leaves_a_parked_ticket_alone(
     """The ticket is parked, and its waiter leaves, between the heartbeat and its reply."""
     await http.acquire("a")
     poll = ByHand(http.app, "/v1/locks/a", {"wait": 60}, {"Idempotency-Key": "k"})
-    await until(lambda: queue_of(owner))
+    await eventually_async(lambda: queue_of(owner))
     database = http.service.database
     waiters = database.runtime.listener.waiters
-    await until(lambda: waiters._checks)
+    await eventually_async(lambda: waiters._checks)
     waiters._checks["a"] = 0.0
     checking = waiters.check(5.0)
     reply = await database.run(asked_once(next(checking)))
@@ -264,7 +260,6 @@ def continued(flow: Flow[Any], reply: Any) -> Flow[None]:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 @pytest.mark.parametrize("wait", [0, 0.05])
 async def test_short_wait_does_not_shorten_the_patience_with_the_database(
     wait: float, http: Http, owner: psycopg.Connection
@@ -304,7 +299,7 @@ async def test_same_key_for_another_lock_is_another_request(http: Http, owner: p
     polls = []
     for name in "ab":
         polls.append(ByHand(http.app, f"/v1/locks/{name}", {"wait": 60}, {"Idempotency-Key": "k"}))
-        await until(lambda: sum(len(queue_of(owner, one)) for one in "ab") == len(polls))
+        await eventually_async(lambda: sum(len(queue_of(owner, one)) for one in "ab") == len(polls))
     for lease in held:
         await http.delete(f"/v1/leases/{lease['lease']}")
     for poll in polls:
@@ -316,7 +311,7 @@ async def test_newer_request_with_the_same_key_takes_over(http: Http, owner: psy
     first = await http.acquire("a")
     key = {"Idempotency-Key": "k"}
     older = ByHand(http.app, "/v1/locks/a", {"wait": 60}, key)
-    await until(lambda: queue_of(owner))
+    await eventually_async(lambda: queue_of(owner))
     newer = asyncio.ensure_future(http.post("/v1/locks/a", json={"wait": 60}, headers=key))
     await older.task
     assert (older.status, older.answer["type"]) == (409, "urn:dblock:problem:superseded")
@@ -329,7 +324,7 @@ async def test_waiter_beyond_the_limit_is_refused(dsn: str) -> None:
     async with serving(dsn, limits=Limits(waiters=2)) as http:
         await http.acquire("a")
         polls = [ByHand(http.app, "/v1/locks/a", {"wait": 60}) for _ in range(2)]
-        await until(lambda: http.service.waits.count == 2)
+        await eventually_async(lambda: http.service.waits.count == 2)
         response = await http.post("/v1/locks/a", json={"wait": 60})
         assert (response.status_code, response.headers["retry-after"]) == (429, "1")
         for poll in polls:
@@ -339,7 +334,7 @@ async def test_waiter_beyond_the_limit_is_refused(dsn: str) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "requests", [20, pytest.param(200, marks=pytest.mark.second_stage), pytest.param(1000, marks=pytest.mark.long)]
+    "requests", [20, pytest.param(200, marks=pytest.mark.second_stage), pytest.param(1000, marks=pytest.mark.nightly)]
 )
 async def test_cut_connections_make_no_second_grant_and_no_orphan(
     requests: int, http: Http, owner: psycopg.Connection
@@ -372,7 +367,7 @@ async def test_cut_connections_make_no_second_grant_and_no_orphan(
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "requests", [40, pytest.param(200, marks=pytest.mark.second_stage), pytest.param(1000, marks=pytest.mark.long)]
+    "requests", [40, pytest.param(200, marks=pytest.mark.second_stage), pytest.param(1000, marks=pytest.mark.nightly)]
 )
 async def test_cut_connections_without_a_key_leave_no_grant_and_no_ticket(
     requests: int, http: Http, owner: psycopg.Connection
@@ -390,7 +385,7 @@ async def test_cut_connections_without_a_key_leave_no_grant_and_no_ticket(
 
     for start in range(0, requests, 20):
         await asyncio.gather(*(client(number) for number in range(start, min(start + 20, requests))))
-    await until(lambda: not owner.execute("SELECT FROM list_locks()").fetchall(), within=10)
+    await eventually_async(lambda: not owner.execute("SELECT FROM list_locks()").fetchall())
     assert http.service.waits.count == 0
     assert not http.service.database.flows.private | http.service.database.flows.requeued, (
         "the server remembers nothing"

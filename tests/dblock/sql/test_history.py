@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 
 import psycopg
 import pytest
 
 from tests.support import mutants
-from tests.support.sessions import Sessions
+from tests.support.eventually import eventually
+from tests.support.sessions import END_GRACE, Sessions
 from tests.support.tokens import T1, T2
 
 pytestmark = pytest.mark.usefixtures("known_tokens")
@@ -26,8 +26,8 @@ def test_grant_and_its_release_leave_no_event(owner: psycopg.Connection) -> None
 
 
 def test_next_grant_records_an_expired_lease(owner: psycopg.Connection) -> None:
-    owner.execute("SELECT try_acquire('a', '100 ms', 'sleeper')")
-    owner.execute("SELECT pg_sleep(0.11)")
+    owner.execute("SELECT try_acquire('a', '1 hour', 'sleeper')")
+    owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
     (deadline,) = owner.execute("SELECT expires_at FROM distributed_locks").fetchone() or (None,)
     owner.execute("SELECT try_acquire('a')")
     assert events(owner) == [("expired", T1, "sleeper")]
@@ -38,13 +38,13 @@ def test_next_grant_records_an_expired_lease(owner: psycopg.Connection) -> None:
 
 def test_takeover_records_that_the_holder_died(sessions: Sessions, owner: psycopg.Connection) -> None:
     dying, presence = sessions.open(), uuid.uuid4()
-    dying.do("SELECT register_presence(%s, '10 ms')", presence)
+    dying.do("SELECT register_presence(%s, '1 hour')", presence)
     dying.do("SELECT try_acquire('a', '60 s', 'mortal', attempt => gen_random_uuid(), presence => %s)", presence)
-    dying.connection.close()
-    for _ in range(1000):
-        owner.execute("SELECT pg_sleep(0.02)")
-        if owner.execute("SELECT granted FROM try_acquire('a', attempt => gen_random_uuid())").fetchone() == (True,):
-            break
+    dying.end()
+    taking = "SELECT granted FROM try_acquire('a', attempt => gen_random_uuid())"
+    assert owner.execute(taking.encode()).fetchone() == (False,), "its grace has begun"
+    owner.execute(END_GRACE.encode())
+    assert owner.execute(taking.encode()).fetchone() == (True,)
     assert events(owner) == [("died", T1, "mortal")]
 
 
@@ -67,8 +67,8 @@ def test_record_grants_switches_events_of_grants_and_releases(owner: psycopg.Con
 
 
 def test_history_of_an_efficiency_grant_shows_no_token(owner: psycopg.Connection) -> None:
-    owner.execute("SELECT try_acquire('a', '100 ms', 'quick', durable => false)")
-    owner.execute("SELECT pg_sleep(0.11)")
+    owner.execute("SELECT try_acquire('a', '1 hour', 'quick', durable => false)")
+    owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
     owner.execute("SELECT try_acquire('a')")
     assert events(owner) == [("expired", None, "quick")]
 
@@ -98,9 +98,9 @@ def test_reaper_removes_events_older_than_a_month(owner: psycopg.Connection) -> 
 
 
 def test_reaper_records_an_expired_lease_that_was_never_granted_again(owner: psycopg.Connection) -> None:
-    owner.execute("SELECT try_acquire('a', '100 ms', 'sleeper')")
+    owner.execute("SELECT try_acquire('a', '1 hour', 'sleeper')")
     owner.execute("SELECT release('b', token) FROM try_acquire('b')")
-    owner.execute("SELECT pg_sleep(0.11)")
+    owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp() WHERE name = 'a'")
     assert owner.execute("SELECT reap('0 s')").fetchone() == (2,)
     assert events(owner) == [("expired", T1, "sleeper")]
 
@@ -148,11 +148,11 @@ def test_list_waiters_returns_waiters_in_order(owner: psycopg.Connection) -> Non
 def test_list_presence_tells_living_sessions_from_dead_ones(owner: psycopg.Connection, dsn: str) -> None:
     presence = uuid.uuid4()
     with psycopg.connect(dsn, autocommit=True, options="-c search_path=dblock") as holder:
-        holder.execute("SELECT register_presence(%s, '5 s')", [presence])
+        holder.execute("SELECT register_presence(%s, '1 hour')", [presence])
         holder.execute("SELECT try_acquire('tied', presence => %s)", [presence])
         holder.execute("SELECT try_acquire('not tied')")
         listed = owner.execute("SELECT name, alive, session FROM list_presence()").fetchall()
         assert listed == [("tied", True, holder.info.backend_pid)]
-    while owner.execute("SELECT alive FROM list_presence('tied')").fetchall() != [(False,)]:
-        time.sleep(0.01)
+    alive = "SELECT alive FROM list_presence('tied')"
+    eventually(lambda: owner.execute(alive).fetchall() == [(False,)], "the end of the session")
     assert owner.execute("SELECT gone_since FROM list_presence()").fetchall() == [(None,)], "looking starts no grace"

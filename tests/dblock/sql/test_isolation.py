@@ -13,8 +13,9 @@ import psycopg
 import pytest
 
 from tests.support import mutants
-from tests.support.sessions import Session, Sessions
+from tests.support.sessions import END_GRACE, Session, Sessions
 from tests.support.stages import first
+from tests.support.still_clock import StillClock
 
 HERE, THERE = uuid.UUID(int=0xC1), uuid.UUID(int=0xC2)
 FIRST, SECOND = (uuid.UUID(int=number) for number in (0xA1, 0xA2))
@@ -95,14 +96,14 @@ def test_waiters_queue_and_are_served_in_turn(strict: Open) -> None:
 @pytest.mark.parametrize("asking", [TRY, PLAIN, QUEUE])
 def test_lock_of_a_dead_holder_is_taken_after_its_grace(strict: Open, asking: str) -> None:
     holder, taker = strict(), strict()
-    holder.do("SELECT register_presence(%s, '100 ms')", HERE)
+    holder.do("SELECT register_presence(%s, '1 hour')", HERE)
     holder.do("SELECT try_acquire('a', presence => %s)", HERE)
     assert taker.do(TRY) == (False, False)
-    holder.close()
-    deadline = time.monotonic() + 20
-    while taker.do(asking)[0] is not True:
-        assert time.monotonic() < deadline, "the dead holder's lock stays held"
-        time.sleep(0.01)
+    holder.end()
+    assert taker.do(asking)[0] is False, "its grace has begun"
+    assert taker.do("SELECT gone_since IS NOT NULL FROM lock_presence") == (True,)
+    taker.do(END_GRACE)
+    assert taker.do(asking)[0] is True, "the dead holder's lock stays held"
 
 
 def test_reaper_deletes_a_lock_that_was_once_waited_for(strict: Open) -> None:
@@ -120,7 +121,7 @@ def test_reaper_deletes_a_lock_that_was_once_waited_for(strict: Open) -> None:
 def join_after_a_snapshot(sessions: Sessions, level: str) -> tuple[Session, Session]:
     """Return a session with a snapshot in which the queue of a held lock is empty, and one that has joined since."""
     old, other = sessions.open(), sessions.open()
-    other.do("SELECT try_acquire('a', '1500 ms')")
+    other.do("SELECT try_acquire('a')")
     other.do(ACQUIRE, FIRST, HERE)
     other.do("SELECT abandon('a', %s)", FIRST)
     old.do(f"BEGIN ISOLATION LEVEL {level}")
@@ -129,30 +130,31 @@ def join_after_a_snapshot(sessions: Sessions, level: str) -> tuple[Session, Sess
     return old, other
 
 
-def wait_until_expired(session: Session) -> None:
+def let_expire(clock: StillClock, session: Session) -> None:
     """Let the lease expire without a change of its row. The waiter still sends heartbeats."""
-    session.do("SELECT pg_sleep(extract(epoch FROM expires_at - clock_timestamp()) + 0.02) FROM distributed_locks")
+    clock.advance(30)
     session.do("SELECT heartbeat(%s, '{}')", THERE)
 
 
 @pytest.mark.parametrize("level", first(2, LEVELS))
-def test_older_snapshot_does_not_show_an_empty_queue(sessions: Sessions, level: str) -> None:
+def test_older_snapshot_does_not_show_an_empty_queue(sessions: Sessions, clock: StillClock, level: str) -> None:
     old, other = join_after_a_snapshot(sessions, level)
-    wait_until_expired(other)
+    let_expire(clock, other)
     assert old.do(TRY) == (False, True)
     old.do("ROLLBACK")
     assert other.do("SELECT granted FROM acquire('a', attempt => %s, client => %s)", SECOND, THERE) == (True,)
 
 
 def test_snapshot_test_catches_a_join_that_does_not_write_the_queue(
-    sessions: Sessions, owner: psycopg.Connection
+    sessions: Sessions, owner: psycopg.Connection, clock: StillClock
 ) -> None:
     written = "UPDATE lock_queues AS q SET last_ticket = q.last_ticket + 1 WHERE q.name = acquire.name\n"
     wrong = mutants.altered("11_acquire.sql", written, "")
     read = "SELECT q.last_ticket + 1 AS last_ticket FROM lock_queues AS q WHERE q.name = acquire.name"
     mutants.replace(owner, wrong.replace("RETURNING q.last_ticket", read))
+    clock.govern()
     old, other = join_after_a_snapshot(sessions, "repeatable read")
-    wait_until_expired(other)
+    let_expire(clock, other)
     assert old.do(TRY) == (True, False), "the mutant jumps the queue"
 
 

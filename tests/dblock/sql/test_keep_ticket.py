@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 
 import psycopg
 import pytest
+
+from tests.support.still_clock import StillClock
 
 FIRST, SECOND, CLIENT, OTHER, PARKED = (str(uuid.UUID(int=number)) for number in range(1, 6))
 EXPIRE = "UPDATE distributed_locks SET expires_at = clock_timestamp()"
@@ -40,13 +41,14 @@ def test_kept_ticket_stays_first_when_its_client_is_gone(owner: psycopg.Connecti
     assert join(owner, FIRST, CLIENT)[0] is True
 
 
-def test_kept_ticket_loses_its_position_after_its_time(owner: psycopg.Connection) -> None:
-    owner.execute("SELECT try_acquire('a')")
+def test_kept_ticket_loses_its_position_after_its_time(owner: psycopg.Connection, clock: StillClock) -> None:
+    owner.execute("SELECT try_acquire('a', '30 s')")
     join(owner, FIRST, CLIENT)
     join(owner, SECOND, OTHER)
-    assert keep(owner, 0.1)
-    owner.execute(EXPIRE)
-    time.sleep(0.15)
+    assert keep(owner, 60)
+    clock.advance(59)
+    assert join(owner, SECOND, OTHER, True)[0] is False, "the lock is free, and the ticket is still kept"
+    clock.advance(1)
     assert join(owner, SECOND, OTHER, True)[0] is True
     assert tickets(owner) == []
 

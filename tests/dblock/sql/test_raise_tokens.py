@@ -42,6 +42,7 @@ def test_raise_above_a_low_number_moves_the_tokens_to_the_clock(dsn: str) -> Non
     assert tokens.raise_above(resolve(dsn), 500) > (before - 5) * 1e6
 
 
+@pytest.mark.second_stage
 def test_shown_distance_to_the_clock_is_that_of_the_highest_token(dsn: str, client: dblock.Client) -> None:
     client.lock("a").acquire()
     assert 0 <= tokens.show(resolve(dsn)).behind < 5
@@ -58,6 +59,7 @@ def test_raise_keeps_the_settings_of_the_sequence(dsn: str, owner: psycopg.Conne
     assert row == (1, False, 1)
 
 
+@pytest.mark.usefixtures("known_tokens")
 def test_raise_waits_for_no_uncommitted_grant_and_stays_above_its_token(sessions: Sessions) -> None:
     granting, raising = sessions.open(), sessions.open()
     raising.do("SET lock_timeout = '1 ms'")

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from typing import Any
 
@@ -20,6 +19,7 @@ from dblock._runtime.target import resolve
 from dblock.admin import schema
 from dblock.admin.reaper import Reaper
 from tests.support import mutants
+from tests.support.eventually import eventually
 from tests.support.sessions import Sessions
 from tests.support.tokens import T2
 from tests.support.warm_start import Program
@@ -76,7 +76,7 @@ def test_try_during_a_reap_does_not_wait_and_the_next_try_is_granted(sessions: S
     reaping.wait_until_blocked()
     assert granting.do("SELECT granted, remaining FROM try_acquire('a')") == (False, 0.0)
     gate.open()
-    assert waiting.result(20) == (1,)
+    assert waiting.result(60) == (1,)
     assert granting.do("SELECT granted, token FROM try_acquire('a')") == (True, T2)
 
 
@@ -125,10 +125,9 @@ def test_running_reaper_survives_an_unreachable_database(caplog: pytest.LogCaptu
     away = Reaper(resolve("postgresql://127.0.0.1:1/nothing"), interval=0.01)
     running = threading.Thread(target=away.run, args=[stop])
     running.start()
-    while caplog.text.count("retrying in") < 3:
-        stop.wait(0.01)
+    eventually(lambda: caplog.text.count("retrying in") >= 3, "three retries")
     stop.set()
-    running.join(10)
+    running.join(60)
     assert not running.is_alive()
 
 
@@ -145,19 +144,16 @@ def test_command_line_reaps_until_interrupted(dsn: str, owner: psycopg.Connectio
     assert job.stderr is not None
     assert "reaper deleted 1 idle locks" in job.stderr.readline()
     job.send_signal(signal.SIGINT)
-    assert job.wait(20) == 130
+    assert job.wait(60) == 130
     job.stderr.close()
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
-@pytest.mark.needs_presence
+@pytest.mark.usefixtures("needs_presence")
 def test_reaper_removes_any_number_of_dead_presences(owner: psycopg.Connection, client: dblock.Client) -> None:
     """Each dead client leaves a presence with an advisory key. The server's lock table holds only a few thousand."""
     client.lock("a").acquire()
-    deadline = time.monotonic() + 20
-    while owner.execute("SELECT count(*) FROM lock_presence").fetchone() != (1,):
-        assert time.monotonic() < deadline
+    eventually(lambda: owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (1,), "a presence")
     owner.execute(
         "INSERT INTO lock_presence SELECT gen_random_uuid(), number, 0, pg_postmaster_start_time(), '150 ms'"
         " FROM generate_series(1, 60000) AS number"
@@ -173,7 +169,7 @@ def test_reaper_removes_any_number_of_dead_presences(owner: psycopg.Connection, 
 def test_reaper_never_marks_a_living_presence_as_gone(owner: psycopg.Connection, dsn: str) -> None:
     """An advisory key is a random signed number, which pg_locks shows as two unsigned halves."""
     with psycopg.connect(dsn, autocommit=True) as living:
-        living.execute("SELECT dblock.register_presence(gen_random_uuid(), '150 ms') FROM generate_series(1, 64)")
+        living.execute("SELECT dblock.register_presence(gen_random_uuid(), '1 hour') FROM generate_series(1, 64)")
         owner.execute(ALL)
         gone = "SELECT count(*), count(gone_since) FROM lock_presence"
         assert owner.execute(gone).fetchone() == (64, 0)
@@ -183,8 +179,7 @@ def test_reaper_never_marks_a_living_presence_as_gone(owner: psycopg.Connection,
         )
         assert owner.execute(signs).fetchone() == (4,)
     held = "SELECT count(*) FROM pg_locks JOIN lock_presence ON advisory_key = (classid::bigint << 32) | objid::bigint"
-    while owner.execute(held).fetchone() != (0,):
-        pass
+    eventually(lambda: owner.execute(held).fetchone() == (0,), "the end of the sessions")
     owner.execute(ALL)
     assert owner.execute(gone).fetchone() == (64, 64)
 
@@ -218,9 +213,8 @@ def test_full_batch_does_not_read_the_whole_table(owner: psycopg.Connection, dsn
     assert Reaper(dsn, idle=0, batch=50).once() == 5000
     read = "SELECT seq_tup_read FROM pg_stat_user_tables WHERE schemaname = 'dblock' AND relname = 'distributed_locks'"
     # The session reports its counters when it ends.
-    while not (row := owner.execute(read).fetchone()) or not row[0]:
-        pass
-    assert row[0] <= 10_000, "each row is read once, and not all rows again for each of a hundred batches"
+    (rows,) = eventually(lambda: (found := owner.execute(read).fetchone()) and found[0] and found, "the counters")
+    assert rows <= 10_000, "each row is read once, and not all rows again for each of a hundred batches"
 
 
 def test_reaper_does_not_wait_for_history_that_another_transaction_deletes(

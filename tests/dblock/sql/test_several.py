@@ -12,8 +12,6 @@ import pytest
 from tests.support import mutants
 from tests.support.sessions import Session, Sessions
 
-pytestmark = pytest.mark.beside_others
-
 HERE, THERE = uuid.UUID(int=0xC1), uuid.UUID(int=0xC2)
 FIRST, SECOND, THIRD = (uuid.UUID(int=number) for number in (0xA1, 0xA2, 0xA3))
 
@@ -213,7 +211,7 @@ def test_giving_way_lets_the_waiter_pass_and_queues_behind_it(sessions: Sessions
     assert held(session) == ["a", "c"]
     assert session.do(TICKETS, mine) == (["b"],)
     listener.do("SELECT 1")
-    assert [one.payload for one in listener.connection.notifies(timeout=2, stop_after=1)] == [str(of(3, 1))]
+    assert [one.payload for one in listener.connection.notifies(timeout=60, stop_after=1)] == [str(of(3, 1))]
     assert session.do("SELECT granted FROM try_acquire('b', attempt => %s, ticket => %s)", mine, number) == (False,)
 
 
@@ -257,7 +255,7 @@ def test_waiter_that_holds_a_lock_wakes_the_set_in_its_way(sessions: Sessions) -
     wait_for(session, "b", of(9, 2))
     assert session.do("SELECT wake_set('b')") == (True,)
     listener.do("SELECT 1")
-    assert [one.payload for one in listener.connection.notifies(timeout=2, stop_after=1)] == [str(mine)]
+    assert [one.payload for one in listener.connection.notifies(timeout=60, stop_after=1)] == [str(mine)]
     assert session.do("SELECT wake_set('z')") == (False,)
 
 
@@ -316,7 +314,7 @@ def retry_beside_the_first_call(sessions: Sessions) -> list[str]:
     futures.wait(calls, timeout=0.3)
     gate.open()
     for call in calls:
-        call.result(20)
+        call.result(60)
     names: list[str] = held(keeper)
     return names
 
@@ -354,7 +352,7 @@ def test_waiters_behind_a_ticket_that_any_gave_up_are_woken(sessions: Sessions) 
     listener.do(f"LISTEN dblock_{THERE.hex}")
     session.do("SELECT abandon_all('{b}', %s, only_tickets => true)", SECOND)
     listener.do("SELECT 1")
-    assert [one.payload for one in listener.connection.notifies(timeout=2, stop_after=1)] == [str(THIRD)]
+    assert [one.payload for one in listener.connection.notifies(timeout=60, stop_after=1)] == [str(THIRD)]
     assert held(session) == ["a"]
 
 

@@ -10,8 +10,6 @@ from typing import NamedTuple
 import psycopg
 import pytest
 
-pytestmark = pytest.mark.beside_others
-
 NAMES = "abcd"
 CALLERS = 5
 CLIENT = uuid.UUID(int=0xC1)
@@ -157,7 +155,7 @@ def test_requests_agree_with_the_model(owner: psycopg.Connection) -> None:
         play(owner, random_steps(seed))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_thousands_of_requests_agree_with_the_model(owner: psycopg.Connection) -> None:
     for seed in range(2_000):
         play(owner, random_steps(seed))

@@ -13,8 +13,6 @@ import pytest
 
 from tests.support.sessions import Sessions
 
-pytestmark = pytest.mark.beside_others
-
 READERS = 1_000
 
 

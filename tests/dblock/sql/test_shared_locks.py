@@ -18,8 +18,6 @@ from tests.support.shared_locks import (
     notified,
 )
 
-pytestmark = pytest.mark.beside_others
-
 READ = "SELECT granted, share, permit FROM acquire_shared('a', 'read-write', 'read', attempt => %s, client => %s)"
 WRITE = "SELECT granted, share, permit FROM acquire_shared('a', 'read-write', 'write', attempt => %s, client => %s)"
 TRY_READ = "SELECT granted FROM acquire_shared('a', 'read-write', 'read')"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from uuid import UUID, uuid4
 
 import psycopg
@@ -10,7 +9,7 @@ import pytest
 
 from tests.dblock.sql.test_queue import listen, notifications
 from tests.dblock.sql.test_terms import LOCK, expire, granted, leader, leads, terms, waits
-from tests.support.sessions import Session, Sessions
+from tests.support.sessions import END_GRACE, Session, Sessions
 from tests.support.tokens import T1
 
 pytestmark = pytest.mark.usefixtures("known_tokens")
@@ -38,15 +37,13 @@ def test_value_of_a_term_that_has_ended_stays(sessions: Sessions) -> None:
 def test_candidate_whose_session_is_gone_outranks_no_leader(sessions: Sessions) -> None:
     leading, dying, presence, attempt = sessions.open(), sessions.open(), uuid4(), uuid4()
     leads(leading)
-    dying.do("SELECT register_presence(%s, '10 ms')", presence)
+    dying.do("SELECT register_presence(%s, '1 hour')", presence)
     dying.do("SELECT join_election('e', %s, 'high', '{5}')", attempt)
     dying.do("SELECT acquire(%s, attempt => %s, client => %s, presence => %s)", LOCK, attempt, uuid4(), presence)
     dying.do("UPDATE lock_clients SET seen_until = clock_timestamp() + interval '1 hour'")
     assert leading.do("SELECT term_demand('e', %s)", T1) == ("priority",)
-    dying.connection.close()
-    gives_up = time.monotonic() + 20
-    while leading.do("SELECT term_demand('e', %s)", T1) != (None,):
-        assert time.monotonic() < gives_up, "the leader would resign for a dead candidate"
+    dying.end()
+    assert leading.do("SELECT term_demand('e', %s)", T1) == (None,), "the leader would resign for a dead candidate"
 
 
 def test_transfer_to_a_lower_rank_than_the_leaders_is_refused(sessions: Sessions) -> None:
@@ -68,14 +65,14 @@ def test_transfer_of_a_term_whose_lease_is_over_is_refused(sessions: Sessions) -
 
 def test_leader_whose_session_is_gone_is_recorded_as_died_by_an_observer(sessions: Sessions) -> None:
     dying, observer, presence = sessions.open(), sessions.open(), uuid4()
-    dying.do("SELECT register_presence(%s, '10 ms')", presence)
+    dying.do("SELECT register_presence(%s, '1 hour')", presence)
     dying.do("SELECT try_acquire(%s, '1 hour', 'a', presence => %s)", LOCK, presence)
     assert dying.do("SELECT begin_term('e', %s)", T1) == ("lead",)
     assert leader(observer) == (T1, "a")
-    dying.connection.close()
-    gives_up = time.monotonic() + 20
-    while leader(observer) != (None, None):
-        assert time.monotonic() < gives_up, "the dead leader is still named"
+    dying.end()
+    assert leader(observer) == (T1, "a"), "its grace has begun"
+    observer.do(END_GRACE)
+    assert leader(observer) == (None, None), "the dead leader is still named"
     assert terms(observer) == [(T1, "a", "died")]
 
 
@@ -119,12 +116,12 @@ def test_candidate_that_yields_wakes_the_next_one(sessions: Sessions) -> None:
 
 def test_observer_that_finds_a_dead_leader_wakes_the_next_one(sessions: Sessions) -> None:
     dying, session, listener, presence = sessions.open(), sessions.open(), sessions.open(), uuid4()
-    dying.do("SELECT register_presence(%s, '10 ms')", presence)
+    dying.do("SELECT register_presence(%s, '1 hour')", presence)
     dying.do("SELECT try_acquire(%s, '1 hour', 'a', presence => %s)", LOCK, presence)
     assert dying.do("SELECT begin_term('e', %s)", T1) == ("lead",)
     waiting = queues(session, "b", "{}", listener)
-    dying.connection.close()
-    gives_up = time.monotonic() + 20
-    while leader(session) != (None, None):
-        assert time.monotonic() < gives_up, "the dead leader is still named"
+    dying.end()
+    assert leader(session) == (T1, "a"), "its grace has begun"
+    session.do(END_GRACE)
+    assert leader(session) == (None, None), "the dead leader is still named"
     assert [attempt for _, attempt in notifications(listener)] == [str(waiting)]

@@ -299,7 +299,7 @@ def test_two_candidates_cannot_begin_the_same_term(sessions: Sessions) -> None:
     second.wait_until_blocked()
     first.do("COMMIT")
     with pytest.raises(psycopg.errors.UniqueViolation):
-        again.result(20)
+        again.result(60)
     assert second.do("SELECT begin_term('e', %s)", T1) == ("lead",)
     assert terms(second) == [(T1, "a", None)]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -15,6 +16,7 @@ import pytest
 from tests.support import mutants
 from tests.support.pretender import NO_TIMELINE, pretend
 from tests.support.sessions import Session, Sessions
+from tests.support.still_clock import EPOCH, StillClock
 
 GRANT = "SELECT token FROM try_acquire(%s)"
 CLOCK = "SELECT (date_part('epoch', clock_timestamp()) * 1000000)::bigint"
@@ -23,6 +25,12 @@ RESTART = "SELECT setval('token_server_start', 1)"
 BEFORE_SETVAL = "            target := pg_catalog.setval('token_sequence'"
 SECOND = 1_000_000
 GATE = 815
+
+
+def set_behind(session: Session, clock: StillClock, microseconds: int) -> None:
+    """Set the sequence behind a clock that stands still."""
+    now = (clock.now - EPOCH) // timedelta(microseconds=1)
+    session.do("SELECT setval('token_sequence', %s)", now - microseconds)
 
 
 FORGET = "UPDATE distributed_locks SET token = 0, minted_server_start = minted_server_start - interval '1 microsecond'"
@@ -54,17 +62,17 @@ def test_token_counts_up_by_one_if_the_sequence_is_ahead_of_the_clock(sessions: 
     assert tokens == [tokens[0], tokens[0] + 1, tokens[0] + 2]
 
 
-def test_token_counts_up_by_one_if_the_sequence_is_less_than_a_second_behind(sessions: Sessions) -> None:
-    """Otherwise each grant would set the sequence. The last of three attempts must not have been slow."""
+@pytest.mark.parametrize("behind", [0, SECOND // 4, SECOND - 1])
+def test_token_counts_up_by_one_if_the_sequence_is_less_than_a_second_behind(
+    sessions: Sessions, clock: StillClock, behind: int
+) -> None:
+    """Otherwise each grant would set the sequence."""
     session = sessions.open()
     grant(session, "a")
-    for names in ("bc", "de", "fg"):
-        session.do(SET, -SECOND // 4)
-        tokens = [grant(session, name) for name in names]
-        if tokens[1] == tokens[0] + 1:
-            break
-    assert tokens[1] == tokens[0] + 1
-    assert tokens[0] < session.do(CLOCK)[0] - SECOND // 4
+    set_behind(session, clock, behind)
+    tokens = [grant(session, name) for name in "bcb"]
+    now = (clock.now - EPOCH) // timedelta(microseconds=1)
+    assert tokens == [now - behind + 1, now - behind + 2, now - behind + 3]
 
 
 @pytest.mark.parametrize("name", ["known", "new"])
@@ -127,9 +135,9 @@ def test_idle_caller_that_moved_the_tokens_stops_no_other_grant(sessions: Sessio
     assert grant(other, "b") > clock
 
 
-def test_rollback_does_not_set_the_tokens_back(sessions: Sessions) -> None:
+def test_rollback_does_not_set_the_tokens_back(sessions: Sessions, clock: StillClock) -> None:
     session, other = sessions.open(), sessions.open()
-    session.do(SET, -2 * SECOND)
+    set_behind(session, clock, 2 * SECOND)
     session.do("BEGIN")
     (first,) = session.do(GRANT, "a")
     session.do("ROLLBACK")
@@ -150,7 +158,7 @@ def test_tokens_move_up_in_a_stricter_transaction(sessions: Sessions, isolation:
 
 
 def held_before_it_sets_the_sequence(
-    sessions: Sessions, owner: psycopg.Connection, *, locked: bool = True
+    sessions: Sessions, owner: psycopg.Connection, clock: StillClock | None = None, *, locked: bool = True
 ) -> tuple[Session, Future[Any], Session]:
     """Start a grant that moves the tokens up, and hold it between reading and setting the sequence.
 
@@ -163,24 +171,31 @@ def held_before_it_sets_the_sequence(
     if not locked:
         body = body.replace("LOCK TABLE token_clock IN SHARE UPDATE EXCLUSIVE MODE;", "")
     mutants.replace(owner, body)
+    if clock is not None:
+        clock.govern()
     held, keeper = sessions.open("held"), sessions.open()
     for name in "abc":
         grant(keeper, name)
     keeper.do("SELECT pg_advisory_lock(%s)", GATE)
-    keeper.do(SET, -2 * SECOND)
+    if clock is None:
+        keeper.do(SET, -2 * SECOND)
+    else:
+        clock.advance(2)
     waiting = held.start(GRANT, "a")
     held.wait_until_blocked()
     return held, waiting, keeper
 
 
-def test_second_session_waits_while_the_first_moves_the_tokens(sessions: Sessions, owner: psycopg.Connection) -> None:
-    _, waiting, keeper = held_before_it_sets_the_sequence(sessions, owner)
+def test_second_session_waits_while_the_first_moves_the_tokens(
+    sessions: Sessions, owner: psycopg.Connection, clock: StillClock
+) -> None:
+    _, waiting, keeper = held_before_it_sets_the_sequence(sessions, owner, clock)
     second = sessions.open()
-    second.do("SET lock_timeout = '20s'")  # longer than a machine stands still
+    second.do("SET lock_timeout = '60s'")  # longer than a machine stands still
     later = second.start(GRANT, "b")
     second.wait_until_blocked()
     keeper.do("SELECT pg_advisory_unlock(%s)", GATE)
-    (first_token,), (second_token,) = waiting.result(20), later.result(20)
+    (first_token,), (second_token,) = waiting.result(60), later.result(60)
     # Each mints after the sequence was set once. Which one is first does not matter.
     assert abs(first_token - second_token) == 1
 
@@ -195,7 +210,7 @@ def test_session_that_is_stopped_while_it_moves_the_tokens_costs_others_an_error
         other.do(GRANT, "b")
     assert other.do("SHOW lock_timeout") == ("20ms",)
     keeper.do("SELECT pg_advisory_unlock(%s)", GATE)
-    (token,) = waiting.result(20)
+    (token,) = waiting.result(60)
     assert grant(other, "b") > token
 
 
@@ -211,24 +226,25 @@ def test_wait_for_the_token_clock_is_bounded_without_a_lock_timeout(
     assert 1.9 < time.monotonic() - started < 15
     assert other.do("SHOW lock_timeout") == ("0",)
     keeper.do("SELECT pg_advisory_unlock(%s)", GATE)
-    waiting.result(20)
+    waiting.result(60)
 
 
-def overtake_while_the_tokens_move(sessions: Sessions, owner: psycopg.Connection) -> tuple[int, int]:
+def overtake_while_the_tokens_move(sessions: Sessions, owner: psycopg.Connection, clock: StillClock) -> tuple[int, int]:
     """Let another session move the tokens and grant, and then the held one. Return the next tokens of the lock."""
-    _, waiting, keeper = held_before_it_sets_the_sequence(sessions, owner, locked=False)
+    _, waiting, keeper = held_before_it_sets_the_sequence(sessions, owner, clock, locked=False)
+    clock.advance(0.5)
     overtaking = sessions.open()
     first = grant(overtaking, "b")
     owner.execute("DELETE FROM distributed_locks WHERE name = 'b'")  # what the reaper does, later
     keeper.do("SELECT pg_advisory_unlock(%s)", GATE)
-    waiting.result(20)
+    waiting.result(60)
     return first, grant(overtaking, "b")
 
 
 def test_interleaving_catches_sessions_that_move_the_tokens_at_the_same_time(
-    sessions: Sessions, owner: psycopg.Connection
+    sessions: Sessions, owner: psycopg.Connection, clock: StillClock
 ) -> None:
-    first, second = overtake_while_the_tokens_move(sessions, owner)
+    first, second = overtake_while_the_tokens_move(sessions, owner, clock)
     assert second < first
 
 
@@ -246,7 +262,7 @@ def test_token_minted_before_the_server_was_frozen_is_discarded(sessions: Sessio
     time.sleep(1.05)
     (thawed,) = keeper.do(CLOCK)
     keeper.do("SELECT pg_advisory_unlock(%s)", GATE)
-    assert waiting.result(20)[0] >= thawed
+    assert waiting.result(60)[0] >= thawed
 
 
 def test_tokens_end_below_2_to_the_53(sessions: Sessions) -> None:

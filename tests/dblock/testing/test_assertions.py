@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 
 import pytest
 
 import dblock
 from dblock.testing import assert_order, no_waits
+from tests.support.eventually import eventually
 
 
 def test_order_of_the_grants_is_accepted_by_lock_or_by_holder(holder: dblock.Client, other: dblock.Client) -> None:
@@ -73,8 +73,7 @@ def test_wait_that_lasts_is_refused_with_the_holder_at_its_begin(holder: dblock.
     thread = threading.Thread(target=lambda: got.append(other.lock("a").acquire(timeout=60)))
     with pytest.raises(AssertionError) as raised, no_waits():
         thread.start()
-        while not other.lock("a").queue():
-            time.sleep(0.005)
+        eventually(other.lock("a").queue, "a waiter")
     assert "(still waiting)" in str(raised.value)
     assert f"held by: holder: 'a', token {lease.token}, " in str(raised.value)
     with pytest.raises(AssertionError) as later, no_waits():

@@ -17,13 +17,7 @@ from dblock.testing import Chaos, MemoryClient
 from dblock.testing.chaos import PostgresChaos
 from dblock.testing.leaks import Watch
 from dblock.testing.private_database import PrivateDatabase
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.005)
+from tests.support.eventually import eventually
 
 
 def test_verbs_are_those_of_the_protocol(chaos: PostgresChaos) -> None:
@@ -82,7 +76,6 @@ def test_frozen_holder_believes_in_a_lease_that_others_have_taken(
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_frozen_lease_is_not_renewed(
     chaos: PostgresChaos, holder: dblock.Client, other: dblock.Client, database: PrivateDatabase
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from dblock.recipes.elections.term import Term
 from dblock.testing import leaks, private_database
 from dblock.testing.leaks import Watch, watching
 from dblock.testing.private_database import PrivateDatabase
+from tests.support.eventually import eventually
 from tests.support.machine import before_long
 
 
@@ -133,6 +133,7 @@ def run_a_body_that_stays(client: dblock.Client) -> object:
     return end
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("leave_term", [campaign, lead, campaign_in_a_thread, run_a_body_that_stays])
 def test_term_that_is_left_is_noted_once_and_released_at_once(
     watch: Watch, dsn: str, database: PrivateDatabase, leave_term: Callable[[dblock.Client], object]
@@ -146,9 +147,11 @@ def test_term_that_is_left_is_noted_once_and_released_at_once(
     said_of_term, said_of_client = watch.left
     assert said_of_term.startswith("lock 'election:leader' (token ")
     assert said_of_client.startswith("a client with its connections and threads, not closed: ")
-    del left
+    if isinstance(left, threading.Event):
+        left.set()
 
 
+@pytest.mark.second_stage
 def test_async_term_that_is_left_in_an_open_loop_is_released_at_once(
     watch: Watch, dsn: str, database: PrivateDatabase
 ) -> None:
@@ -182,8 +185,8 @@ def waiter(database: PrivateDatabase, client: dblock.Client, wait: Callable[[dbl
 
     thread = threading.Thread(target=run)
     thread.start()
-    while database.connection.execute("SELECT count(*) FROM dblock.barrier_waiters").fetchone() == (0,):
-        time.sleep(0.005)
+    waiters = "SELECT count(*) FROM dblock.barrier_waiters"
+    eventually(lambda: database.connection.execute(waiters).fetchone() != (0,), "a waiter")
     try:
         yield
     finally:
@@ -265,7 +268,6 @@ def test_rows_are_deleted_in_one_statement(watch: Watch, holder: dblock.Client, 
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_transaction_in_the_way_is_noted_and_ended(
     watch: Watch, holder: dblock.Client, database: PrivateDatabase, dsn: str
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import dblock
 from dblock.testing import AsyncMemoryClient, Clock, MemoryClient, MemoryDatabase, NotInMemory, WaitsForever
+from tests.support.eventually import eventually
 
 
 @pytest.fixture
@@ -130,8 +131,7 @@ def test_thread_blocks_on_a_clock_that_waits_do_not_move() -> None:
     held, granted = holder.lock("a").acquire(), list[dblock.Lease]()
     thread = threading.Thread(target=lambda: granted.append(waiter.lock("a").acquire(timeout=60)))
     thread.start()
-    while not waiter.lock("a").queue():
-        time.sleep(0.001)
+    eventually(waiter.lock("a").queue, "a waiter")
     database.clock.tick(59)
     assert not granted
     held.release()
@@ -307,6 +307,7 @@ def test_frozen_time_changes_nothing(tool: str) -> None:
             assert scenario(Clock()) == expected
 
 
+@pytest.mark.alone
 @pytest.mark.second_stage
 def test_hour_passes_in_less_than_fifty_milliseconds() -> None:
     """A lease that is kept alive, one that is lost, and a waiter, for an hour."""

@@ -15,8 +15,6 @@ from tests.robustness.simulation.recipe_fidelity import BothRecipes
 from tests.robustness.simulation.several_fidelity import BothSeveral
 from tests.robustness.simulation.shared_fidelity import BothShared
 
-pytestmark = pytest.mark.beside_others
-
 KINDS: dict[str, Callable[[str, int], Both]] = {
     "locks": Both,
     "several": BothSeveral,
@@ -57,7 +55,7 @@ def test_memory_and_postgres_answer_alike_in_two_thousand_steps(dsn: str, kind: 
         assert happened >= {"arrive_barrier True", "arrive_barrier False", "leave_barrier True", "woken", "heartbeat"}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(50))
 @pytest.mark.parametrize("kind", KINDS)

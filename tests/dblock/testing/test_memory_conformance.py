@@ -35,6 +35,8 @@ MODULES = [
     *(test_shared, test_deadlocks, test_several, test_barriers),
 ]
 
+INJECTED_CLOCK = True
+
 OF_POSTGRES = {
     "test_all_leases_are_renewed_in_one_statement": "counts transactions",
     "test_keep_alive_connects_before_the_first_renewal_is_due": "is about a connection",
@@ -115,8 +117,6 @@ def needs(test: Any) -> set[str]:
 
 def needs_a_server(test: Any) -> bool:
     """Return whether a test needs connections: to put something in between, to end them, or to open its own."""
-    if any(mark.name == "needs_presence" for mark in getattr(test, "pytestmark", [])):
-        return True
     source = inspect.getsource(test)
     return any(one in source for one in ("Proxy(", "clients.dsn", "psycopg.connect", "owner.info", "owner.transaction"))
 

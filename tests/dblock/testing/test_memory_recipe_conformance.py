@@ -24,6 +24,8 @@ from tests.support.still_clock import NOON
 
 MODULES = [test_elections, test_elections_async, test_schedules]
 
+INJECTED_CLOCK = True
+
 OF_POSTGRES = {
     "test_leader_knows_of_its_loss_before_the_lock_is_free": "no time passes between two calls on memory",
     "test_closing_the_client_waits_for_the_body__test_elections": "threads wait in real time",

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,11 @@ import pytest
 
 from dblock.testing import guardian
 from dblock.testing.shared_server import new_folder
+from tests.support.eventually import eventually
 from tests.support.inner_pytest import INI, PLUGIN, Result, command, environment, run_pytest
 from tests.support.machine import measured
 
-pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+pytestmark = [pytest.mark.second_stage]
 
 FOLDERS = new_folder().parent
 
@@ -314,10 +314,9 @@ def test_server_is_gone_after_the_run(tmp_path: Path) -> None:
 
 def gone_within(seconds: float, name: str) -> None:
     """Fail if the folder of a run, its server or its guardian stays."""
-    until = time.monotonic() + seconds
-    while (FOLDERS / name).exists() or processes_of(name):
-        assert time.monotonic() < until, processes_of(name)
-        time.sleep(0.02)
+    eventually(
+        lambda: not (FOLDERS / name).exists() and not processes_of(name), lambda: f"{processes_of(name)} end", seconds
+    )
 
 
 def processes_of(name: str) -> list[str]:
@@ -343,9 +342,8 @@ def test_server_is_gone_after_an_interrupted_run(tmp_path: Path, number: signal.
         command(), cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     begun = tmp_path / "begun"
-    while not begun.exists() or not begun.read_text():
-        assert process.poll() is None
-        time.sleep(0.02)
+    eventually(lambda: process.poll() is not None or (begun.exists() and begun.read_text()), "the run begins")
+    assert process.poll() is None
     (name,) = set(re.findall(r"dblock-pytest-\w+", begun.read_text()))
     assert (FOLDERS / name).exists()
     process.send_signal(number)
@@ -397,6 +395,7 @@ def test_plugin_imports_little_before_a_fixture_is_used() -> None:
     assert not [name for name in shown if name.startswith(heavy)]
 
 
+@pytest.mark.nightly
 @pytest.mark.alone
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_first_use_takes_two_seconds_and_each_test_20_ms(tmp_path: Path, kind: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -14,10 +13,11 @@ from psycopg.conninfo import conninfo_to_dict
 
 from dblock.testing import private_schema as private_schemas
 from dblock.testing.private_schema import private_schema
+from tests.support.eventually import eventually
 from tests.support.inner_pytest import INI, command, environment, run_pytest
 from tests.support.pooler import Pooler, needs_pgbouncer
 
-pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+pytestmark = [pytest.mark.second_stage]
 
 TESTS = """
 def test_lock_is_granted(dblock_client):
@@ -74,24 +74,21 @@ def test_schema_of_a_killed_run_is_dropped_by_the_next(tmp_path: Path, dsn: str)
     ) as run:
         try:
             begun = tmp_path / "begun"
-            while not begun.exists() or not begun.read_text():
-                assert run.poll() is None
-                time.sleep(0.02)
+            eventually(lambda: run.poll() is not None or (begun.exists() and begun.read_text()), "the run begins")
+            assert run.poll() is None
             schema = begun.read_text()
             with private_schema(dsn) as beside:
                 assert schemas_of(dsn) == {schema, beside.schema}
         finally:
             run.kill()
     assert schemas_of(dsn) == {schema}
-    killed = time.monotonic()
     marks = (
         "SELECT count(*) FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database"
         " WHERE l.locktype = 'advisory' AND d.datname = current_database()"
     )
     with psycopg.connect(dsn) as connection:
-        while connection.execute(marks).fetchone() != (0,):  # the server takes a moment to notice the kill
-            assert time.monotonic() < killed + 20
-            time.sleep(0.02)
+        # The server takes a moment to notice the kill.
+        eventually(lambda: connection.execute(marks).fetchone() == (0,), "the end of the sessions")
     with private_schema(dsn) as after:
         assert schemas_of(dsn) == {after.schema}
     assert schemas_of(dsn) == set()

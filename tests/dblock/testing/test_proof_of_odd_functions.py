@@ -15,7 +15,7 @@ from sqlalchemy import Engine, create_engine, text
 import dblock
 from dblock.testing import prove_fenced
 
-pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+pytestmark = [pytest.mark.second_stage]
 
 COUNT = "UPDATE accounts SET balance = balance + 10 WHERE id = 1"
 COUNT_OTHER = "UPDATE accounts SET balance = balance + 10 WHERE id = 2"

@@ -16,7 +16,7 @@ import dblock
 import fenced_store
 from dblock.testing import Report, prove_fenced
 
-pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+pytestmark = [pytest.mark.second_stage]
 
 COUNT = "UPDATE accounts SET balance = balance + 10 WHERE id = 1"
 

@@ -9,23 +9,25 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from obstore.store import GCSStore, LocalStore, MemoryStore
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, NullPool, create_engine, text
 
 import fenced_store
 from fenced_store import FencedStore, ObjectBusy, StaleTokenError, conformance
 from fenced_store.conformance import Open, checks
 from fenced_store.objects import FencedObjects
 from tests.fenced_store.postgres.conftest import url
+from tests.support import isolation
 from tests.support.backends import TABLE, Keys, Objects, Rows, Service, Transactions
+from tests.support.databases import Databases
 from tests.support.gcs import running_gcs
 from tests.support.service import running_service
-
-pytestmark = pytest.mark.beside_others
 
 CHECKS = pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
 KINDS = [
@@ -54,12 +56,10 @@ PROMISES = list(_promises())
 
 
 @pytest.fixture(scope="module")
-def shared(server: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Engine, Path]]:
+def shared(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Engine, Path]]:
     """A database, an engine and a folder for all tests; each check uses its own resource names."""
-    from tests.conftest import _database
-
-    with _database(server, "dblock_test_conformance", template) as dsn:
-        engine = create_engine(url(dsn), pool_size=20)
+    with databases.taken(patient=True) as dsn:
+        engine = create_engine(url(dsn), poolclass=NullPool)
         fenced_store.translate_errors(engine)
         with engine.begin() as connection:
             connection.execute(text(TABLE.format("things")))
@@ -71,7 +71,9 @@ def shared(server: str, template: str, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def service(shared: tuple[str, Engine, Path]) -> Iterator[str]:
-    with running_service(shared[0]) as address:
+    with ExitStack() as stack:
+        with isolation.kept():
+            address = stack.enter_context(running_service(shared[0]))
         yield address
 
 
@@ -91,7 +93,7 @@ def opens(request: pytest.FixtureRequest, shared: tuple[str, Engine, Path]) -> I
     address = request.getfixturevalue("service") if "service" in kind else ""
 
     def files() -> Objects:
-        opened.append(FencedStore(dsn))
+        opened.append(FencedStore(dsn, patience=60))
         return Objects(FencedObjects(LocalStore(folder), pointers=opened[-1]))
 
     makes: dict[str, Callable[[], Any]] = {
@@ -114,7 +116,7 @@ def opens(request: pytest.FixtureRequest, shared: tuple[str, Engine, Path]) -> I
 def test_resource_keeps_the_promise(
     request: pytest.FixtureRequest, opens: Open, check: Callable[[Open], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not request.config.getoption("--long"):
+    if not request.config.getoption("--nightly"):
         monkeypatch.setattr(checks, "WRITES", 64)
     check(opens)
 
@@ -384,18 +386,14 @@ def test_honest_backend_passes(check: Callable[[Open], None]) -> None:
     check(lambda: Honest(kept))
 
 
-@pytest.mark.parametrize(("stormy", "several"), [(1.0, True), (0.001, False)])
-def test_quick_backend_gets_several_storms(monkeypatch: pytest.MonkeyPatch, stormy: float, several: bool) -> None:
+@pytest.mark.parametrize(("takes", "rounds"), [(0.25, 4), (1.5, 1)])
+def test_quick_backend_gets_several_storms(monkeypatch: pytest.MonkeyPatch, takes: float, rounds: int) -> None:
     storms: list[object] = []
-
-    def storm(*args: object) -> None:
-        storms.append(args)
-        time.sleep(0.01)
-
-    monkeypatch.setattr(checks, "_storm_once", storm)
-    monkeypatch.setattr(checks, "STORM_SECONDS", stormy)
+    monkeypatch.setattr(checks, "_storm_once", lambda *args: storms.append(args))
+    monkeypatch.setattr(checks, "time", SimpleNamespace(monotonic=lambda: len(storms) * takes))
+    monkeypatch.setattr(checks, "STORM_SECONDS", 1.0)
     checks.concurrent_writes_are_accepted_in_order(lambda: Honest(Kept()))
-    assert (len(storms) > 1) is several
+    assert len(storms) == rounds
 
 
 @pytest.mark.parametrize(("kind", "check", "says"), BROKEN, ids=lambda one: getattr(one, "__name__", ""))

@@ -15,8 +15,6 @@ from tests.fenced_store.http.conftest import shows
 from tests.support.backends import TABLE
 from tests.support.service import running_service
 
-pytestmark = pytest.mark.beside_others
-
 
 @pytest.fixture
 def service(dsn: str, owner: psycopg.Connection) -> Iterator[str]:

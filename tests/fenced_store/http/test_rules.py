@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 import uuid
 from typing import Any
 from urllib.parse import quote
@@ -22,6 +20,7 @@ from fenced_store import InvalidArgument
 from fenced_store.http import FencingMiddleware
 from fenced_store.http.rules import compile_rules
 from tests.fenced_store.http.conftest import RULES, Web, fine, is_problem, shows
+from tests.support.eventually import eventually_async
 
 
 async def unguarded(request: Request) -> Response:
@@ -268,7 +267,4 @@ async def test_own_engine_is_disposed_of_at_shutdown(dsn: str, owner: psycopg.Co
         pass
 
     await app({"type": "lifespan", "app": inner, "state": {}}, receive, send)
-    deadline = time.monotonic() + 10
-    while owner.execute(others).fetchone() != (0,):
-        assert time.monotonic() < deadline, "the engine has connections after the shutdown"
-        await asyncio.sleep(0.01)
+    await eventually_async(lambda: owner.execute(others).fetchone() == (0,), "the end of the engine's connections")

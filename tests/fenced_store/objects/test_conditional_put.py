@@ -26,8 +26,6 @@ from tests.fenced_store.conftest import Place
 from tests.support.s3 import accepted_in_order, bucket
 from tests.support.stepwise import Stepwise
 
-pytestmark = pytest.mark.beside_others
-
 
 @pytest.mark.parametrize("sealed", [True, False])
 def test_same_bytes_under_a_newer_token_get_another_version(s3: S3Store, sealed: bool) -> None:

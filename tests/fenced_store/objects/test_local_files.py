@@ -26,8 +26,6 @@ from tests.support.s3 import new_bucket
 from tests.support.stages import first
 from tests.support.stepwise import Stepwise
 
-pytestmark = pytest.mark.beside_others
-
 
 @pytest.fixture
 def pointers(dsn: str) -> Iterator[FencedStore]:
@@ -135,6 +133,7 @@ class Dies(Runner):
         return answer
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", first(1, range(STEPS, 0, -1)))
 def test_writer_killed_at_any_step_leaves_the_old_value_or_the_new(
@@ -152,7 +151,7 @@ objects._runner = Dies(objects._runner, {step}, {when!r})
 objects.put("a", b"new" * 100_000, fence=7)
 """
     root = Path(__file__).parents[3]
-    killed = subprocess.run([sys.executable, "-c", script], cwd=root, timeout=30)
+    killed = subprocess.run([sys.executable, "-c", script], cwd=root, timeout=60)
     assert killed.returncode == -signal.SIGKILL
     is_stored = (step, when) == (STEPS, "after")
     assert value(files) == (b"new" * 100_000 if is_stored else b"old")

@@ -14,8 +14,9 @@ import psycopg
 import pytest
 
 from fenced_store import AsyncFencedStore
+from tests.support.eventually import eventually_async
 
-pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+pytestmark = [pytest.mark.second_stage]
 
 
 @types.coroutine
@@ -72,7 +73,6 @@ async def test_cancelled_call_leaves_no_connection_open(dsn: str, owner: psycopg
             gc.collect()
         assert step > 3, "there was nothing to cancel"
         open_now = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'cancelled'"
-        while owner.execute(open_now).fetchone() != (0,):
-            await asyncio.sleep(0.05)
+        await eventually_async(lambda: owner.execute(open_now).fetchone() == (0,), "the end of all sessions")
         gc.collect()
     assert [str(one.message) for one in seen] == []

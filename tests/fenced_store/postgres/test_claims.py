@@ -14,6 +14,7 @@ import dblock
 import fenced_store
 from dblock.admin import schema
 from fenced_store import AsyncFencedStore, FencedStore, StaleTokenError, _calls
+from tests.support.eventually import eventually_async
 from tests.support.facade import AsyncClients, Clients
 from tests.support.proxy import Proxy
 from tests.support.sessions import Sessions
@@ -57,8 +58,7 @@ async def test_grant_from_the_queue_raises_the_fences(clients: Clients, owner: p
     holder, waiter = clients(), clients()
     held = await holder.lock("a").acquire()
     waiting = asyncio.ensure_future(waiter.lock("a", claims=["r"]).acquire())
-    while not await holder.lock("a").queue():
-        await asyncio.sleep(0.01)
+    await eventually_async(holder.lock("a").queue, "a waiter")
     assert fences(owner) == {}, "a waiter claims nothing"
     await held.release()
     lease = await waiting
@@ -88,11 +88,11 @@ async def test_failed_claim_undoes_the_grant(clients: Clients, store: FencedStor
         with pytest.raises(dblock.DatabaseError, match=f"dblock token raise --above {AHEAD}"):
             await lock.try_acquire()
         with pytest.raises(dblock.DatabaseError, match=f"dblock token raise --above {AHEAD}"):
-            await lock.acquire(timeout=5)
+            await lock.acquire(timeout=60)
     assert await lock.holder() is None
     assert fences(owner) == {"r": AHEAD}
     owner.execute("SELECT dblock.raise_tokens(%s)", (AHEAD,))
-    assert (await lock.acquire(timeout=5)).token > AHEAD
+    assert (await lock.acquire(timeout=60)).token > AHEAD
 
 
 async def test_grant_with_claims_whose_reply_was_lost_is_retried(clients: Clients, owner: psycopg.Connection) -> None:
@@ -122,7 +122,6 @@ async def test_grant_waits_for_a_transaction_past_the_fence(clients: Clients, se
 @sync_first
 @pytest.mark.usefixtures("patient")
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 async def test_acquire_times_out_behind_a_transaction_past_the_fence(clients: Clients, sessions: Sessions) -> None:
     older = sessions.open()
     older.do("BEGIN")
@@ -154,6 +153,7 @@ async def test_claim_of_a_store_raises_claim_timeout_after_its_patience(
         await closing
 
 
+@pytest.mark.second_stage
 @sync_first
 @pytest.mark.usefixtures("patient")
 async def test_claim_in_another_database_honours_the_timeout_of_acquire(
@@ -194,6 +194,7 @@ async def test_failed_claim_in_another_database_releases_the_lock(clients: Clien
         assert await lock.holder() is None
 
 
+@pytest.mark.second_stage
 async def test_lease_that_expired_while_claiming_is_not_returned(clients: Clients) -> None:
     class Slow:
         def claim(self, token: int, patience: float) -> None:
@@ -209,8 +210,7 @@ async def test_lease_that_expired_while_claiming_is_not_returned(clients: Client
         await lock.acquire()
     with pytest.raises(dblock.LeaseLost):
         # The server may have granted it later than the client knows. A reply that comes too late is no grant.
-        while await lock.try_acquire() is None:
-            await asyncio.sleep(0.01)
+        await eventually_async(lock.try_acquire, "a grant")
 
 
 async def test_fence_in_another_database_is_claimed_before_acquire_returns(clients: Clients, bare_dsn: str) -> None:
@@ -255,8 +255,7 @@ async def test_cancelled_claim_in_another_database_releases_the_lock(dsn: str) -
     async with dblock.AsyncClient(dsn) as client:
         lock = client.lock("a", claims=[Never()])
         acquiring = asyncio.ensure_future(lock.acquire())
-        while await lock.holder() is None:
-            await asyncio.sleep(0.01)
+        await eventually_async(lock.holder, "a holder")
         acquiring.cancel()
         with pytest.raises(asyncio.CancelledError):
             await acquiring

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import psycopg
@@ -14,6 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from fenced_store import AsyncFencedStore, FencedStore, OutcomeUnknown, StoreClosed, _calls
 from tests.fenced_store.postgres.conftest import Stores, settled, url
+from tests.support.eventually import eventually
 
 CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "put": ("put", ("k", 1), {"fence": 1}),
@@ -37,10 +37,7 @@ def connections(owner: psycopg.Connection) -> int:
 
 def wait_until_gone(owner: psycopg.Connection) -> None:
     """Wait for the backends of closed connections, which take a moment to end."""
-    until = time.monotonic() + 5
-    while connections(owner) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert connections(owner) == 0
+    eventually(lambda: connections(owner) == 0, "the end of the connections")
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -123,7 +120,7 @@ def test_store_that_is_closed_between_two_tries_does_not_try_again(
     def pause(call: _calls.Call, error: Exception) -> float:
         call.sent = sent
         paused.set()
-        assert go.wait(10)
+        assert go.wait(60)
         return 0.0
 
     monkeypatch.setattr(store, "_delay_or_raise", pause)
@@ -138,27 +135,26 @@ def test_store_that_is_closed_between_two_tries_does_not_try_again(
 
     writer = threading.Thread(target=put)
     writer.start()
-    assert paused.wait(10)
+    assert paused.wait(60)
     store.close()
     go.set()
-    writer.join(10)
+    writer.join(60)
     assert [type(error) for error in raised] == [OutcomeUnknown if sent else StoreClosed]
 
 
 def test_connection_of_a_call_that_was_running_is_closed_when_the_call_ends(
     dsn: str, owner: psycopg.Connection
 ) -> None:
-    store = FencedStore(conninfo.make_conninfo(dsn, application_name=NAME))
+    store = FencedStore(conninfo.make_conninfo(dsn, application_name=NAME), patience=60)
     store.put("k", 1, fence=1)
     with psycopg.connect(dsn) as other:
         other.execute("SELECT FROM fenced_store.fences WHERE resource = 'k' FOR UPDATE")
         writer = threading.Thread(target=store.put, args=("k", 2), kwargs={"fence": 1})
         writer.start()
         waiting = "SELECT FROM pg_stat_activity WHERE application_name = %s AND wait_event_type = 'Lock'"
-        while owner.execute(waiting, [NAME]).fetchone() is None:
-            time.sleep(0.01)
+        eventually(lambda: owner.execute(waiting, [NAME]).fetchone() is not None, "the write waits")
         store.close()
-    writer.join(10)
+    writer.join(60)
     wait_until_gone(owner)
     with FencedStore(dsn) as again:
         found = again.get("k")

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has
 BACKEND = "SELECT pg_backend_pid()"
 
 
+@pytest.mark.second_stage
 def test_child_gets_connections_of_its_own(dsn: str) -> None:
     """Over a shared one, each process would read replies to the other."""
     with FencedStore(dsn) as store:
@@ -35,6 +36,7 @@ def test_child_gets_connections_of_its_own(dsn: str) -> None:
         assert not store.put("a", "again", fence=1).repeated
 
 
+@pytest.mark.second_stage
 def test_child_gets_asynchronous_connections_of_its_own(dsn: str) -> None:
     store = AsyncFencedStore(dsn)
 

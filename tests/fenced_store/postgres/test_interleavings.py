@@ -40,7 +40,7 @@ def test_two_holders_run_one_after_the_other(pair: tuple[Session, Session]) -> N
     newer.wait_until_blocked()
     older.do("UPDATE public.orders SET v = 'by the older'")
     older.do("COMMIT")
-    waiting.result(20)
+    waiting.result(60)
     assert newer.do("SELECT v FROM public.orders") == ("by the older",)
     newer.do("COMMIT")
 
@@ -53,7 +53,7 @@ def test_older_holder_that_comes_second_waits_and_is_refused(pair: tuple[Session
     older.wait_until_blocked()
     newer.do("COMMIT")
     with pytest.raises(psycopg.Error) as caught:
-        waiting.result(20)
+        waiting.result(60)
     assert caught.value.sqlstate == "FEN01"
 
 
@@ -64,7 +64,7 @@ def test_older_holder_continues_if_the_newer_rolls_back(pair: tuple[Session, Ses
     waiting = older.start(take(7))
     older.wait_until_blocked()
     newer.do("ROLLBACK")
-    waiting.result(20)
+    waiting.result(60)
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS[1:])
@@ -81,7 +81,7 @@ def test_holder_with_an_old_snapshot_is_refused(pair: tuple[Session, Session], i
     one.do("UPDATE public.orders SET v = 'unseen'")
     one.do("COMMIT")
     with pytest.raises(psycopg.errors.SerializationFailure):
-        waiting.result(20)
+        waiting.result(60)
 
 
 @pytest.mark.parametrize("resource", ["public.orders:1", "public.orders"])
@@ -96,7 +96,7 @@ def test_claim_waits_for_a_writer_that_is_past_the_fence(
     waiting = newer.start(CLAIM, resource)
     newer.wait_until_blocked()
     older.do("COMMIT")
-    waiting.result(20)
+    waiting.result(60)
     assert newer.do("SELECT v FROM public.orders") == ("by the older",)
     begin(older, 7)
     with pytest.raises(psycopg.Error) as caught:
@@ -114,7 +114,7 @@ def test_claim_waits_for_a_row_that_is_being_inserted(pair: tuple[Session, Sessi
     waiting = newer.start(CLAIM, resource)
     newer.wait_until_blocked()
     older.do("COMMIT")
-    waiting.result(20)
+    waiting.result(60)
 
 
 def test_writer_waits_for_an_uncommitted_claim(pair: tuple[Session, Session], dsn: str) -> None:
@@ -127,7 +127,7 @@ def test_writer_waits_for_an_uncommitted_claim(pair: tuple[Session, Session], ds
     older.wait_until_blocked()
     newer.do("COMMIT")
     with pytest.raises(psycopg.Error) as caught:
-        waiting.result(20)
+        waiting.result(60)
     assert caught.value.sqlstate == "FEN01"
 
 
@@ -164,7 +164,7 @@ def test_writer_that_waited_for_a_row_reads_its_new_fence(pair: tuple[Session, S
     older.wait_until_blocked()
     newer.do("COMMIT")
     with pytest.raises(psycopg.Error) as caught:
-        waiting.result(20)
+        waiting.result(60)
     assert caught.value.sqlstate == "FEN01"
 
 
@@ -190,7 +190,7 @@ def test_stale_insert_after_a_concurrent_delete_is_refused(
     older.wait_until_blocked()
     newer.do("COMMIT")
     with pytest.raises(psycopg.Error) as caught:
-        waiting.result(20)
+        waiting.result(60)
     assert caught.value.sqlstate == "FEN01"
 
 
@@ -205,7 +205,7 @@ def test_table_fence_blocks_other_writers_until_the_end(pair: tuple[Session, Ses
     newer.do("UPDATE public.orders SET v = 'by the newer again'")
     newer.do("COMMIT")
     with pytest.raises(psycopg.Error) as caught:
-        waiting.result(20)
+        waiting.result(60)
     assert caught.value.sqlstate == "FEN01"
 
 
@@ -216,7 +216,7 @@ def test_put_that_waited_for_a_newer_put_is_refused(pair: tuple[Session, Session
     waiting = older.start("SELECT outcome, stored_token FROM fenced_store.write('k', 7, 2, '2', NULL)")
     older.wait_until_blocked()
     newer.do("COMMIT")
-    assert waiting.result(20) == ("stale", 8)
+    assert waiting.result(60) == ("stale", 8)
 
 
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), ("public.orders:1", "public.orders:2")])
@@ -248,8 +248,8 @@ def test_claims_of_the_same_resources_in_any_order_do_not_deadlock(
     waiting = other.start("SELECT fenced_store.claim(%s, 9)", [second, first])
     other.wait_until_blocked()
     owner.execute("SELECT pg_advisory_unlock(4711)")
-    claiming.result(20)
-    waiting.result(20)
+    claiming.result(60)
+    waiting.result(60)
 
 
 def test_protect_waits_for_a_claim_in_progress(pair: tuple[Session, Session]) -> None:
@@ -260,7 +260,7 @@ def test_protect_waits_for_a_claim_in_progress(pair: tuple[Session, Session]) ->
     waiting = protecting.start("SELECT fenced_store.protect_table('public.orders')")
     protecting.wait_until_blocked()
     newer.do("COMMIT")
-    waiting.result(20)
+    waiting.result(60)
     begin(newer, 7)
     with pytest.raises(psycopg.Error) as caught:
         newer.do("UPDATE public.orders SET v = 'stale'")
@@ -311,7 +311,7 @@ def test_claim_waits_for_a_truncate(pair: tuple[Session, Session], dsn: str) -> 
     waiting = newer.start(CLAIM, "public.orders:1")
     newer.wait_until_blocked()
     older.do("COMMIT")
-    waiting.result(20)
+    waiting.result(60)
 
 
 def test_claim_of_another_resource_does_not_wait(pair: tuple[Session, Session], dsn: str) -> None:
@@ -338,7 +338,7 @@ def test_writer_inside_a_fence_and_a_claim_of_both_do_not_deadlock(
     newer.wait_until_blocked()
     older.do("UPDATE public.orders SET v = 'by the older' WHERE id = 1")
     older.do("COMMIT")
-    waiting.result(20)
+    waiting.result(60)
     assert owner.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").fetchone() == (0,)
 
 
@@ -375,7 +375,7 @@ def test_warning_found_after_waiting_is_recorded(pair: tuple[Session, Session], 
     waiting = older.start("UPDATE public.orders SET v = 'stale'")
     older.wait_until_blocked()
     newer.do("COMMIT")
-    waiting.result(20)
+    waiting.result(60)
     older.do("COMMIT")
     assert [(one.offered, one.stored, one.refused) for one in fenced_store.rejections(dsn)] == [(7, 8, False)]
 
@@ -410,7 +410,7 @@ def test_fence_of_a_row_blocks_writers_of_that_row(pair: tuple[Session, Session]
     older.wait_until_blocked()
     newer.do("COMMIT")
     with pytest.raises(psycopg.Error) as caught:
-        waiting.result(20)
+        waiting.result(60)
     assert caught.value.sqlstate == "FEN01"
 
 

@@ -89,7 +89,6 @@ async def test_async_unit_of_work_carries_the_token(made: Engine, dsn: str) -> N
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_autogenerate_changes_nothing_for_protected_classes(made: Engine) -> None:
     with made.connect() as connection:
         context = MigrationContext.configure(
@@ -158,7 +157,6 @@ def test_operations_render_into_a_migration() -> None:
 
 
 @pytest.mark.second_stage
-@pytest.mark.beside_others
 def test_autogenerate_finds_classes_whose_tables_have_no_fence(engine: Engine, owner: psycopg.Connection) -> None:
     """If migrations create the tables, only autogenerate can add the fence."""
     owner.execute('CREATE SCHEMA "shop floor"')

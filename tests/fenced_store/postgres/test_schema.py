@@ -17,8 +17,6 @@ from dblock.cli import main
 from fenced_store import InvalidArgument, schema
 from tests.fenced_store.postgres.conftest import url
 
-pytestmark = pytest.mark.beside_others
-
 
 def test_second_install_changes_nothing(bare_dsn: str) -> None:
     assert fenced_store.install(bare_dsn) is True

@@ -144,7 +144,7 @@ def test_writers_of_one_key_meet_no_error_of_the_driver(dsn: str, owner: psycopg
             except Exception as error:
                 outcomes[type(error).__name__] += 1
 
-    with FencedStore(dsn) as store:
+    with FencedStore(dsn, patience=60) as store:
         threads = [threading.Thread(target=work, args=(store,)) for _ in range(4)]
         for thread in threads:
             thread.start()

@@ -44,7 +44,7 @@ def test_statement_that_waited_at_the_fence_of_a_table_is_not_lost(
     newer.wait_until_blocked()
     older.do("COMMIT")
     with pytest.raises(psycopg.errors.SerializationFailure, match="Retry") as caught:
-        waiting.result(20)
+        waiting.result(60)
     assert "fenced_store.raise_fence" in str(caught.value.diag.message_hint)
     newer.do("ROLLBACK")
     begin(newer, token)
@@ -62,7 +62,7 @@ def test_statement_that_waited_for_a_rollback_continues(pair: tuple[Session, Ses
     waiting = newer.start(DEPOSIT, 50)
     newer.wait_until_blocked()
     older.do("ROLLBACK")
-    waiting.result(20)
+    waiting.result(60)
     newer.do("COMMIT")
     assert balance(newer) == 150
 
@@ -76,7 +76,7 @@ def test_fence_taken_first_in_a_statement_of_its_own_needs_no_retry(pair: tuple[
     waiting = newer.start("SELECT fenced_store.raise_fence('public.ledger', 8)")
     newer.wait_until_blocked()
     older.do("COMMIT")
-    waiting.result(20)
+    waiting.result(60)
     newer.do(DEPOSIT, 50)
     newer.do("COMMIT")
     assert balance(newer) == 180
@@ -126,7 +126,7 @@ def test_fence_that_only_warns_fails_no_statement(pair: tuple[Session, Session],
     waiting = newer.start("INSERT INTO public.ledger VALUES (5, 0)")
     newer.wait_until_blocked()
     older.do("COMMIT")
-    waiting.result(20)
+    waiting.result(60)
     newer.do("COMMIT")
 
 
@@ -140,7 +140,7 @@ def test_truncate_that_waited_at_the_fence_continues(pair: tuple[Session, Sessio
     waiting = newer.start("TRUNCATE public.ledger")
     newer.wait_until_blocked()
     older.do("COMMIT")
-    waiting.result(20)
+    waiting.result(60)
     newer.do("COMMIT")
 
 
@@ -156,7 +156,7 @@ def test_row_writer_that_waited_for_the_fence_of_its_table_is_not_lost(pair: tup
     newer.wait_until_blocked()
     older.do("COMMIT")
     with pytest.raises(psycopg.errors.SerializationFailure, match="Retry"):
-        waiting.result(20)
+        waiting.result(60)
     newer.do("ROLLBACK")
     begin(newer, 8)
     newer.do(DEPOSIT, 50)
@@ -176,7 +176,7 @@ def test_row_writer_that_waited_for_a_stale_fence_of_its_table_is_refused(
     older.wait_until_blocked()
     newer.do("COMMIT")
     with pytest.raises(psycopg.Error) as caught:
-        waiting.result(20)
+        waiting.result(60)
     assert caught.value.sqlstate == "FEN01"
 
 

@@ -176,6 +176,7 @@ def test_unreachable_database_raises_an_error_of_ours(tmp_path: Path) -> None:
             call()
 
 
+@pytest.mark.second_stage
 async def test_request_behind_a_silent_database_is_refused(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(middleware, "REPLY_MARGIN", 0.1)
 

@@ -24,7 +24,7 @@ from dblock.embedded.binaries import find
 from dblock.embedded.processes import pids_working_in
 from tests.robustness.faults import Fault
 from tests.robustness.faults.server import LAZY, kill_all_processes
-from tests.robustness.traffic.environment import wait_until
+from tests.support.eventually import eventually
 from tests.support.frozen import frozen, send_signal
 from tests.support.servers import new_folder
 from tests.support.standby import promote
@@ -113,15 +113,10 @@ class SyncPromotion(Fault):
                 owner.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
                 owner.execute("SELECT pg_reload_conf()")
         state = "sync" if self.synchronous else "async"
-        wait_until(
-            f"the standby to be {state}",
-            lambda: (
-                fetch_value(
-                    primary,
-                    f"SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming' AND sync_state = '{state}'",
-                )
-                == self.standbys
-            ),
+        count = f"SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming' AND sync_state = '{state}'"
+        eventually(
+            lambda: fetch_value(primary, count) == self.standbys,
+            f"the standby is {state}",
         )
 
     def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
@@ -251,7 +246,7 @@ def wait_for_grants(server: Server, rng: random.Random) -> int:
     """Wait until the traffic has found this server and was granted locks for a while; return how many locks."""
     since = fetch_value(server, "SELECT clock_timestamp()")
     count = f"SELECT count(*) FROM dblock.distributed_locks WHERE granted_at > '{since}'"
-    wait_until(f"grants by {server}", lambda: bool(fetch_value(server, count)))
+    eventually(lambda: fetch_value(server, count), f"grants by {server}")
     time.sleep(rng.uniform(0.3, 0.6))
     granted = fetch_value(server, count)
     assert isinstance(granted, int)

@@ -17,6 +17,7 @@ import psycopg
 from dblock.embedded import Server
 from dblock.embedded.processes import pids_working_in
 from tests.robustness.faults import Fault
+from tests.support.eventually import eventually
 from tests.support.frozen import frozen, send_signal
 
 if TYPE_CHECKING:
@@ -73,10 +74,7 @@ class CrashOne(Fault):
                 killed = send_signal([rng.choice(sorted(found))[0]], signal.SIGKILL)
                 owner.execute("SELECT pg_sleep(%s)", [5 * killed])
             return {"killed": 0}
-        deadline = time.monotonic() + 30
-        while not env.server.answers():
-            assert time.monotonic() < deadline, "the server did not recover"
-            time.sleep(0.01)
+        eventually(env.server.answers, "the server has recovered")
         return {"killed": killed}
 
 

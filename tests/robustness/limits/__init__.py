@@ -92,15 +92,6 @@ def in_background(act: Callable[[], object]) -> Iterator[list[float]]:
         raise trouble[0]
 
 
-def wait_until(what: str, condition: Callable[[], object], patience: float = 60.0) -> float:
-    """Return as soon as the condition is true, with the seconds until then."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() < began + patience, f"{what}: not within {patience:g} s"
-        time.sleep(0.01)
-    return time.monotonic() - began
-
-
 def ms(seconds: float) -> str:
     """Format a duration in milliseconds."""
     return f"{seconds * 1000:.3g} ms"

@@ -9,9 +9,10 @@ import psycopg
 from psycopg import conninfo
 
 from dblock.admin import schema
-from tests.robustness.limits import Failure, Measured, Progress, server_with, wait_until
+from tests.robustness.limits import Failure, Measured, Progress, server_with
 from tests.robustness.limits.crowds import Crowds
 from tests.robustness.soak.measures import _own_memory
+from tests.support.eventually import eventually
 
 CONNECTIONS = 2
 """Connections of a client that holds a lock: the listener's, and one for calls or for renewals. At work it has both."""
@@ -33,7 +34,7 @@ def measure(
             took = crowds.all("take")
             begun = time.monotonic() - began
             count = "SELECT pid FROM pg_stat_activity WHERE usename = 'app'"
-            wait_until("all clients are connected", lambda: len(owner.execute(count).fetchall()) >= total * CONNECTIONS)
+            eventually(lambda: len(owner.execute(count).fetchall()) >= total * CONNECTIONS, "all clients are connected")
             pids = [pid for (pid,) in owner.execute(count).fetchall()]
             memory = sum(map(_own_memory, pids)) / len(pids)
             progress("all wait for one lock")
@@ -42,7 +43,7 @@ def measure(
             serving = time.monotonic() - began
             checked = crowds.all("check")
             crowds.all("close_all")
-            wait_until("all clients are disconnected", lambda: not owner.execute(count).fetchall())
+            eventually(lambda: not owner.execute(count).fetchall(), "all clients are disconnected")
             left = [
                 owner.execute(f"SELECT count(*) FROM dblock.{table}".encode()).fetchone()
                 for table in ("lock_presence", "lock_tickets", "lock_clients")
@@ -86,7 +87,7 @@ def measure_beyond_limit(
             newcomer = Crowds(dsn, 1, 1, ttl)
             with newcomer:
                 began = time.monotonic()
-                wait_until("there is a free connection", lambda: newcomer.all("take")["holds"] == 1, patience=30)
+                eventually(lambda: newcomer.all("take")["holds"] == 1, "there is a free connection")
                 recovered = time.monotonic() - began
                 newcomer.all("close_all")
             crowds.all("close_all")

@@ -15,8 +15,9 @@ from typing import Any
 import psycopg
 
 import dblock
-from tests.robustness.limits import Failure, Measured, Progress, ms, wait_until
+from tests.robustness.limits import Failure, Measured, Progress, ms
 from tests.robustness.limits.clients import prepare_application
+from tests.support.eventually import eventually
 from tests.support.servers import private_server
 
 ROOM = 20
@@ -72,12 +73,12 @@ def measure(ttl: float = 2.0, progress: Progress = lambda _: None) -> Measured:
         holder = stack.enter_context(dblock.Client(dsn, holder="holder", patience=2.0, presence=2.0))
         kept = holder.lock("kept", ttl=ttl).acquire()
         handed = holder.lock("handed", ttl=ttl).acquire()
-        wait_until("the holder has its connections", lambda: len(_sessions(owner)) == 3)
+        eventually(lambda: len(_sessions(owner)) == 3, "the holder has its connections")
         own = _sessions(owner)
         waiter = stack.enter_context(dblock.Client(dsn, holder="waiter", patience=2.0))
         with _waiting(waiter, "handed", ttl) as leases:
-            wait_until("the waiter is queued", lambda: holder.lock("handed").queue())
-            wait_until("the waiter listens", lambda: len(_sessions(owner)) == 5)
+            eventually(holder.lock("handed").queue, "the waiter is queued")
+            eventually(lambda: len(_sessions(owner)) == 5, "the waiter listens")
             with ConnectionHog(dsn) as hog:
                 progress("no connection left")
                 time.sleep(3 * ttl)
@@ -88,7 +89,7 @@ def measure(ttl: float = 2.0, progress: Progress = lambda _: None) -> Measured:
                 ) or "many" in _error_of_new_client(dsn)
                 began = time.monotonic()
                 handed.release()
-                wait_until("the waiter is woken", lambda: leases)
+                eventually(lambda: leases, "the waiter is woken")
                 found.figures["a release wakes the next waiter"] = f"after {ms(time.monotonic() - began)}"
                 again = holder.lock("again", ttl=ttl).acquire(timeout=1)
                 found.claims["a client with connections still acquires locks"] = again.release()
@@ -110,7 +111,7 @@ def measure(ttl: float = 2.0, progress: Progress = lambda _: None) -> Measured:
             progress("there are free connections again")
             newcomer = stack.enter_context(dblock.Client(dsn, holder="newcomer"))
             began = time.monotonic()
-            wait_until("a new client has a lock", lambda: _takes(newcomer))
+            eventually(lambda: _takes(newcomer), "a new client has a lock")
             found.figures["a new client has a lock once there is room"] = f"after {ms(time.monotonic() - began)}"
             later = holder.lock("later", ttl=ttl).acquire(timeout=5)
             time.sleep(2 * ttl)

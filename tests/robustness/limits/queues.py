@@ -13,6 +13,7 @@ import psycopg
 import dblock
 from dblock.admin import schema
 from tests.robustness.limits import Failure, Measured, Progress, server_with
+from tests.support.eventually import eventually_async
 
 
 def measure(
@@ -45,14 +46,16 @@ async def _measure(found: Measured, dsn: str, size: int, observe_for: float) -> 
         await psycopg.AsyncConnection.connect(dsn, autocommit=True) as owner,
     ):
         leases = [await holder.lock(f"{size} {number}", ttl=60).acquire() for number in range(size)]
+
+        async def all_queued() -> bool:
+            return bool(await _one(owner, "SELECT count(*) FROM dblock.lock_tickets") >= size)
+
         began = time.monotonic()
         waits = [
             asyncio.ensure_future(waiter.lock(f"{size} {number}", ttl=60, timeout=300).acquire())
             for number in range(size)
         ]
-        while await _one(owner, "SELECT count(*) FROM dblock.lock_tickets") < size:
-            await asyncio.sleep(0.02)
-            assert time.monotonic() < began + 300, "the waits were not queued"
+        await eventually_async(all_queued, "the waits are queued", 300)
         queued = time.monotonic() - began
         rows = await (
             await owner.execute("SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'")

@@ -180,7 +180,9 @@ class Client(Process, RuntimeBase):
         grace: float | None,
     ) -> None:
         Process.__init__(self, world, network, name, rate, patience)
-        RuntimeBase.__init__(self, SharedFlows("dblock", name, self.clock, world.random.uniform, world.name), grace)
+        uniform = world.random.uniform
+        flows = SharedFlows("dblock", name, self.clock, uniform, world.name, timings=self.timings)
+        RuntimeBase.__init__(self, flows, grace)
         self.keepalive = KeepAlive(self)
         self.listener = Listener(self, self.keepalive, grace)
 

@@ -22,7 +22,9 @@ from dblock._core.listener_failures import ServerState
 from dblock._core.listener_flow import ListenerFlow
 from dblock._core.presence import Presence
 from dblock._core.replies import Grant
+from dblock._core.timings import Timings
 from dblock.testing.database.tables import Row, Ticket
+from tests.robustness.simulation.process import Process
 from tests.robustness.simulation.run import Run
 
 R = TypeVar("R", bound=Run)
@@ -367,7 +369,7 @@ def failed_connection_kept(run: Run) -> Iterator[None]:
 @_bug
 def grace_overstayed(run: Run) -> Iterator[None]:
     """Trust a presence that is gone for longer than its grace."""
-    with instead(dblock._core.presence, "OWN_PART", 3.0):
+    with instead(Process, "timings", Timings(own_part=3.0)):
         yield
 
 

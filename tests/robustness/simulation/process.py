@@ -27,6 +27,7 @@ from dblock._core.effects import (
 )
 from dblock._core.listener_failures import ConnectionFailed, Failure, ServerState
 from dblock._core.presence import SocketState
+from dblock._core.timings import Timings
 from dblock._core.waiters import LocalWaiter, LocalWaiters
 from dblock._runtime.error_mapping import is_overdue
 from dblock.errors import DblockError, Unavailable
@@ -261,8 +262,9 @@ class Task:
                     message, uniform = self._message, process.world.random.uniform
                     if message is not None and not process.cut_off and process.world.chance(0.5):
                         message.cancelled = True
-                    most = min(call.giving_up, math.inf if process.cut_off else process.network.weather.longest)
-                    seen_to_its_end = call.giving_up if message is not None and message.silent else uniform(0, most)
+                    giving_up = min(call.giving_up, process.timings.give_up_within)
+                    most = min(giving_up, math.inf if process.cut_off else process.network.weather.longest)
+                    seen_to_its_end = giving_up if message is not None and message.silent else uniform(0, most)
                     if home is not None and message is not None and message.silent:
                         process.later(uniform(0, most) + seen_to_its_end, home.doubted)
                     process.later(uniform(0, most) + seen_to_its_end, resume, unanswered)
@@ -385,6 +387,9 @@ class OtherSession:
 
 class Process:
     """What every process has: a clock of its own, a name, and whether it runs."""
+
+    timings = Timings()
+    """Those that dblock ships with, whatever clients of the test run use."""
 
     def __init__(self, world: World, network: Network, name: str, rate: float, patience: float) -> None:
         self.world = world

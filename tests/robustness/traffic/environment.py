@@ -10,7 +10,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -159,11 +158,3 @@ def _end(env: Environment) -> None:
         if process.poll() is None:
             process.kill()
             process.wait()
-
-
-def wait_until(what: str, condition: Any, patience: float = 30.0) -> None:
-    """Return as soon as the condition is true."""
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {patience:g} s"
-        time.sleep(0.01)

@@ -106,7 +106,7 @@ def test_protect_of_a_new_table_waits_for_a_purge_in_progress(
     waits = protecting.start("SELECT fenced_store.protect_table('public.orders')")
     protecting.wait_until_blocked()
     purging.do(end)
-    assert waits.result(20) == ("public.orders",)
+    assert waits.result(60) == ("public.orders",)
     assert leftovers(owner) == (33, 2, 1)
     carrying(owner, 8, "INSERT INTO orders VALUES (1, 'x')")
     refused(owner, 7, "INSERT INTO orders VALUES (2, 'stale')")
@@ -124,7 +124,7 @@ def test_new_table_that_was_protected_after_the_purge_had_found_the_old_one_keep
     purging.wait_until_blocked()
     protection = protect(dsn, "orders", per=per)
     gate.open()
-    assert waits.result(20) == (0,)
+    assert waits.result(60) == (0,)
     assert leftovers(owner)[0] == (33 if per == "row" else 0)
     assert protected(dsn) == [protection]
     carrying(owner, 8, "INSERT INTO orders VALUES (1, 'x')")
@@ -143,7 +143,7 @@ def test_claim_of_the_dropped_table_and_purge_exclude_each_other(
     waits = claiming.start("SELECT fenced_store.claim(ARRAY['public.orders:1', 'public.orders'], 10)")
     claiming.wait_until_blocked()
     purging.do("COMMIT")
-    waits.result(20)
+    waits.result(60)
     assert leftovers(owner) == (0, 0, 0)
 
 
@@ -170,6 +170,7 @@ def test_purge_leaves_a_table_whose_drop_is_not_committed(
     carrying(owner, 8, "INSERT INTO orders VALUES (50, 'x')")
 
 
+@pytest.mark.second_stage
 def test_purge_does_not_wait_for_a_reader_of_the_gates(
     owner: psycopg.Connection, dropped: None, sessions: Sessions
 ) -> None:

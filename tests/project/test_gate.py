@@ -1,0 +1,270 @@
+"""The gate itself: the first stage refuses tests that depend on the machine, each test leaves nothing behind, and the
+second stage judges no test during which the machine was late.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.support.databases import Databases
+from tests.support.inner_pytest import Result, run_pytest
+
+ROOT = Path(__file__).parents[2]
+
+CONFTEST = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+pytest_plugins = [
+    "tests.support.stages", "tests.support.isolation", "tests.support.first_stage", "tests.support.judging",
+]
+"""
+
+
+def run(folder: Path, tests: str, *options: str, conftest: str = CONFTEST) -> Result:
+    """Run tests with the plugins of the gate."""
+    (folder / "conftest.py").write_text(conftest)
+    (folder / "test_inner.py").write_text(tests)
+    return run_pytest(folder, "-p", "no:randomly", *options)
+
+
+DEPENDS = """
+import os, signal, subprocess, sys
+import pytest
+from dblock._core.effects import Call
+from tests.support import first_stage, machine
+
+def sleeper():
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+def test_that_kills():
+    with sleeper() as process:
+        process.kill()
+
+def test_that_freezes():
+    with sleeper() as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        process.terminate()
+        os.kill(process.pid, signal.SIGCONT)
+
+def test_that_forks():
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+def test_that_judges():
+    with machine.soon(60):
+        pass
+
+def test_that_stays_calm():
+    with sleeper() as process:
+        process.terminate()
+
+@pytest.mark.second_stage
+def test_of_the_second_stage():
+    with sleeper() as process:
+        process.kill()
+
+def test_lease():
+    short = Call(b'SELECT "dblock".try_acquire($1)', ("a", "9.500000 s"))
+    long = Call(b'SELECT "dblock".try_acquire($1)', ("a", "10.000000 s"))
+    assert first_stage._short_lease(None, short) == "has a lease of 9.5 s"
+    assert first_stage._short_lease(None, long) is None
+"""
+
+
+@pytest.mark.second_stage
+def test_first_stage_refuses_tests_that_depend_on_the_machine(tmp_path: Path) -> None:
+    done = run(tmp_path, DEPENDS, "--stage", "all")
+    outcomes = {
+        "test_that_kills": "kills a process",
+        "test_that_freezes": "freezes a process",
+        "test_that_forks": "forks this process",
+        "test_that_judges": "judges a duration",
+    }
+    for test, fault in outcomes.items():
+        assert done.outcome(test) == "FAILED", done.output
+        assert f"A test of the first stage {fault}. Mark it second_stage" in done.said_of(test)
+    for test in ("test_that_stays_calm", "test_of_the_second_stage", "test_lease"):
+        assert done.outcome(test) == "PASSED", done.output
+
+
+LEAVES = """
+import os, signal, socket, subprocess, sys, threading, time
+import pytest
+from tests.support import isolation
+isolation.ENDS_WITHIN = 0.5
+kept = []
+
+def test_thread():
+    threading.Thread(target=time.sleep, args=[3], name="stays", daemon=True).start()
+
+def test_thread_that_ends():
+    threading.Thread(target=time.sleep, args=[0.1]).start()
+
+def test_process():
+    kept.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3)"]))
+
+def test_socket():
+    kept.append(socket.socket())
+
+def test_variable():
+    os.environ["LEFT_BEHIND"] = "1"
+
+def test_variable_that_is_restored(monkeypatch):
+    monkeypatch.setenv("LEFT_BEHIND", "1")
+
+def test_folder(tmp_path):
+    os.chdir(tmp_path)
+
+def test_handler():
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+
+def test_that_comes_after():
+    assert "LEFT_BEHIND" not in os.environ
+    for one in kept:
+        one.terminate() if hasattr(one, "terminate") else one.close()
+        one.wait() if hasattr(one, "wait") else None
+"""
+
+
+@pytest.mark.second_stage
+def test_test_that_leaves_something_is_named(tmp_path: Path) -> None:
+    done = run(tmp_path, LEAVES)
+    left = {
+        "test_thread": "threads stays",
+        "test_process": "processes",
+        "test_socket": "sockets",
+        "test_variable": "variables LEFT_BEHIND",
+        "test_folder": "folder",
+        "test_handler": "handlers SIGUSR1",
+    }
+    for test, what in left.items():
+        assert done.outcome(test) == "ERROR", done.output
+        assert f"The test left {what}" in done.output
+    for test in ("test_thread_that_ends", "test_variable_that_is_restored", "test_that_comes_after"):
+        assert done.outcome(test) == "PASSED", done.output
+
+
+LATE = """
+import pytest
+from tests.support import judging
+runs = {}
+
+@pytest.fixture
+def number(request):
+    runs[request.node.name] = runs.get(request.node.name, 0) + 1
+    return runs[request.node.name]
+
+def late_in(*runs_that_are_late):
+    return pytest.mark.second_stage, runs_that_are_late
+
+@pytest.mark.second_stage
+def test_late_once(number):
+    judging.LATENESS.append(0.9 if number == 1 else 0.0)
+    assert number == 2, "red while the machine was late"
+
+@pytest.mark.second_stage
+def test_always_late_and_red():
+    judging.LATENESS.append(0.9)
+    assert False
+
+@pytest.mark.second_stage
+def test_always_late_and_green():
+    judging.LATENESS.append(0.9)
+
+@pytest.mark.second_stage
+def test_red_on_time():
+    judging.LATENESS.append(0.0)
+    assert False
+
+@pytest.mark.second_stage
+@pytest.mark.parametrize("number", range(300))
+def test_green_on_time(number):
+    judging.LATENESS.append(0.2)
+"""
+
+FAKE_MACHINE = (
+    CONFTEST
+    + """
+import pytest
+
+def worst(self, again=False):
+    from tests.support import judging
+    return 0.0 if again or not judging.LATENESS else judging.LATENESS.pop()
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    from tests.support import judging, machine
+    judging.LATENESS = []
+    machine.Sleeper.worst = worst
+"""
+)
+
+
+@pytest.mark.second_stage
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_test_is_not_judged_while_the_machine_is_late(tmp_path: Path, processes: str) -> None:
+    done = run(tmp_path, LATE, "--stage", "2", "-n", processes, conftest=FAKE_MACHINE)
+    assert done.outcome("test_late_once") == "PASSED", done.output
+    assert done.outcome("test_red_on_time") == "FAILED", done.output
+    assert "1 failed, 301 passed, 2 skipped" in done.output
+    assert "2 of 304 tests were not judged" in done.output
+    assert "That is more than" not in done.output
+    for test in ("test_always_late_and_red", "test_always_late_and_green"):
+        assert f"  test_inner.py::{test}" in done.output
+
+
+@pytest.mark.second_stage
+def test_stage_fails_if_too_many_tests_were_not_judged(tmp_path: Path) -> None:
+    few = LATE.replace("range(300)", "range(80)").replace("assert False", "assert True")
+    done = run(tmp_path, few, "--stage", "2", conftest=FAKE_MACHINE)
+    assert "2 of 84 tests were not judged" in done.output
+    assert "That is more than 2%" in done.output
+    assert done.code == pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.mark.second_stage
+def test_order_of_a_number_is_random_and_always_the_same(tmp_path: Path) -> None:
+    def order(seed: int) -> list[str]:
+        done = run(tmp_path, "\n".join(f"def test_{n}(): pass" for n in range(9)), "--order", str(seed), "-v")
+        return [line.split()[0] for line in done.output.splitlines() if "PASSED" in line and "::" in line.split()[0]]
+
+    assert order(1) == order(1)
+    assert sorted(order(1)) == sorted(order(2)) != order(1)
+
+
+@pytest.fixture
+def own(server: str) -> Any:
+    made = Databases(server)
+    yield made
+    made.close()
+
+
+def test_each_test_has_a_database_of_its_own(own: Databases) -> None:
+    with own.taken(patient=True) as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SELECT dblock.try_acquire('a', '1 hour')")
+    with own.taken(patient=True) as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+        assert connection.execute("SELECT count(*) FROM dblock.distributed_locks").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(("patient", "alive"), [(True, 300), (False, 3)])
+def test_patient_database_keeps_waiters_alive(own: Databases, patient: bool, alive: int) -> None:
+    with own.taken(patient) as dsn, psycopg.connect(dsn) as connection:
+        connection.execute("SET search_path TO dblock")
+        connection.execute("SELECT touch_client(gen_random_uuid())")
+        query = "SELECT seen_until - clock_timestamp() BETWEEN %s AND %s FROM lock_clients"
+        assert connection.execute(query, [f"{alive - 60} s", f"{alive} s"]).fetchone() == (True,)
+
+
+def test_session_that_a_test_leaves_is_named(own: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.support.databases.SESSIONS_END_WITHIN", 0.1)
+    taken = own.taken(patient=True)
+    with (
+        psycopg.connect(taken.__enter__(), application_name="left behind"),
+        pytest.raises(AssertionError, match=r"left sessions open.*left behind"),
+    ):
+        taken.__exit__(None, None, None)

@@ -1,0 +1,96 @@
+"""Keep the first stage independent of the machine: fail a test of it that kills, freezes, forks or races a deadline.
+
+A test of the first stage shows its claim without the machine's clock. What needs real time, kills or faults belongs to
+the second stage, which measures how late the machine is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dblock._core import timings
+from dblock._core.effects import Call
+from dblock._core.timings import Timings
+from dblock._runtime.runner import AsyncRunner, Runner
+from tests.support import machine
+from tests.support.facade import function_of
+from tests.support.stages import stage_of, uses_injected_clock
+
+PATIENT = Timings(
+    connect_timeout=60,
+    least_patience=20,
+    give_up_within=20,
+    claim_within=5,
+    away_for=60,
+    reply_within=60,
+    probe_within=20,
+    reads_end_within=20,
+    interrupted_within=5,
+    listener_ends_within=5,
+    calls_end_within=20,
+)
+"""The timings of clients in the first stage, unless a test gives others: no patience ends while the machine stalls."""
+
+SHORTEST_TTL = 10.0
+"""Seconds. A machine that stands still for less ends no lease."""
+
+_FAULTS = {signal.SIGKILL: "kills a process", signal.SIGSTOP: "freezes a process"}
+_DURATION = re.compile(r"\{?(\d+\.\d{6}) s")
+
+
+@pytest.fixture(autouse=True)
+def _patient_clients(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if stage_of(request.node) == "1" and not uses_injected_clock(request.node):
+        monkeypatch.setattr(timings, "default", PATIENT)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test of the first stage whose body depends on the machine. Fixtures may kill what a test has started."""
+    if stage_of(item) != "1":
+        return (yield)
+    faults: set[str] = set()
+    with pytest.MonkeyPatch.context() as patch:
+
+        def observe(owner: Any, name: str, find: Callable[..., str | None]) -> None:
+            original = getattr(owner, name)
+
+            def observed(*args: Any, **named: Any) -> Any:
+                if fault := find(*args):
+                    faults.add(fault)
+                return original(*args, **named)
+
+            patch.setattr(owner, name, observed)
+
+        observe(os, "kill", lambda pid, number: _FAULTS.get(number))
+        observe(os, "killpg", lambda group, number: _FAULTS.get(number))
+        observe(os, "fork", lambda: "forks this process")
+        observe(subprocess.Popen, "send_signal", lambda process, number: _FAULTS.get(number))
+        if not uses_injected_clock(item):
+            observe(machine, "judging", lambda: "judges a duration")
+        for runner in (Runner, AsyncRunner):
+            observe(runner, "_call", _short_lease)
+        result = yield
+    if faults:
+        pytest.fail(
+            f"A test of the first stage {' and '.join(sorted(faults))}. Mark it second_stage, or show the claim on an"
+            " injected clock: docs/contributing/tests.md."
+        )
+    return result
+
+
+def _short_lease(runner: Any, call: Call, *rest: Any) -> str | None:
+    if "acquire" not in function_of(call) and "renew" not in function_of(call):
+        return None
+    for arg in call.args:
+        found = _DURATION.match(arg) if isinstance(arg, str) else None
+        if found and float(found[1]) < SHORTEST_TTL:
+            return f"has a lease of {float(found[1]):g} s"
+    return None

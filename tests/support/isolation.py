@@ -1,0 +1,125 @@
+"""Check after every test that nothing of it is left for the next one, and name the test that left it.
+
+Looked at are threads, child processes, sockets, environment variables, the folder, signal handlers and, for a test with
+a database, its sessions (tests/support/databases.py). What ends by itself is waited for. A fixture of a wider scope may
+keep what it makes: this check begins after it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.eventually import eventually
+from tests.support.stages import stage_of
+
+ENDS_WITHIN = 60.0
+
+State = dict[str, dict[Any, str]]
+"""What may be left, by kind: each thing with its description."""
+
+_kept: set[Any] = set()
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Let what the body starts stay for the tests that follow."""
+    before = _state()
+    yield
+    _kept.update(thing for kind, things in _state().items() for thing in things.keys() - before[kind].keys())
+
+
+@pytest.fixture(autouse=True)
+def _isolation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail if the test leaves something, unless it ends within a while."""
+    # Where a test cuts connections, the socket of an attempt to connect that was given up may stay open.
+    passed_over = set() if stage_of(request.node) == "1" else {"sockets"}
+    before = _state()
+    yield
+    try:
+        if _left(before, passed_over):
+            # The garbage of a cycle may keep something open.
+            eventually(lambda: gc.collect() >= 0 and not _left(before, passed_over), within=ENDS_WITHIN)
+    except AssertionError:
+        left = _left(before, passed_over)
+        _restore(before)
+        pytest.fail(f"The test left {'; '.join(left)}.")
+
+
+def _state() -> State:
+    """Return what there is now."""
+    return {
+        "threads": {thread: thread.name for thread in threading.enumerate() if thread not in _kept},
+        "processes": {pid: command for pid in _children() - _kept if _HELPER not in (command := _command(pid))},
+        "sockets": {socket: socket for socket in _sockets() - _kept},
+        "variables": {(name, value): name for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+        "folder": {os.getcwd(): os.getcwd()},
+        "handlers": {(number, signal.getsignal(number)): number.name for number in _HANDLED},
+    }
+
+
+_HELPER = "from multiprocessing."
+"""Begins the program of a process that multiprocessing starts once, and keeps."""
+
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1)
+
+
+def _left(before: State, passed_over: Set[str]) -> list[str]:
+    found = []
+    for kind, things in _state().items():
+        if kind in passed_over:
+            continue
+        more = [described for thing, described in things.items() if thing not in before[kind]]
+        fewer = [described for thing, described in before[kind].items() if thing not in things]
+        if kind in ("variables", "folder", "handlers"):
+            more += fewer
+        if more:
+            found.append(f"{kind} {', '.join(sorted({*more}))}")
+    return found
+
+
+def _restore(before: State) -> None:
+    """Undo what can be undone, so that only this test is named."""
+    values = dict(before["variables"].keys())
+    for name in [*os.environ]:
+        if name not in values and name != "PYTEST_CURRENT_TEST":
+            del os.environ[name]
+    os.environ.update(values)
+    os.chdir(str(next(iter(before["folder"]))))
+
+
+def _children() -> set[int]:
+    if not Path("/proc/self/task").exists():
+        return set()
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in _read(task / "children").split()}
+
+
+def _command(pid: int) -> str:
+    return f"{pid} ({_read(Path(f'/proc/{pid}/cmdline')).replace(chr(0), ' ')[:80].strip() or 'ended'})"
+
+
+def _sockets() -> set[str]:
+    found = set()
+    for one in Path("/proc/self/fd").iterdir() if Path("/proc/self/fd").exists() else ():
+        try:
+            where = os.readlink(one)
+        except OSError:
+            continue
+        if where.startswith("socket:"):
+            found.add(where)
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
