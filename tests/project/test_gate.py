@@ -93,7 +93,7 @@ def test_first_stage_refuses_tests_that_depend_on_the_machine(tmp_path: Path) ->
 
 
 LEAVES = """
-import os, signal, socket, subprocess, sys, threading, time
+import os, signal, socket, subprocess, sys, tempfile, threading, time
 import pytest
 from tests.support import isolation
 isolation.ENDS_WITHIN = 0.5
@@ -110,6 +110,12 @@ def test_process():
 
 def test_socket():
     kept.append(socket.socket())
+
+def test_file():
+    os.close(tempfile.mkstemp(prefix="stays")[0])
+
+def test_file_that_is_removed():
+    tempfile.TemporaryFile().close()
 
 def test_variable():
     os.environ["LEFT_BEHIND"] = "1"
@@ -138,6 +144,7 @@ def test_test_that_leaves_something_is_named(tmp_path: Path) -> None:
         "test_thread": "threads stays",
         "test_process": "processes",
         "test_socket": "sockets",
+        "test_file": "files stays",
         "test_variable": "variables LEFT_BEHIND",
         "test_folder": "folder",
         "test_handler": "handlers SIGUSR1",
@@ -145,7 +152,8 @@ def test_test_that_leaves_something_is_named(tmp_path: Path) -> None:
     for test, what in left.items():
         assert done.outcome(test) == "ERROR", done.output
         assert f"The test left {what}" in done.output
-    for test in ("test_thread_that_ends", "test_variable_that_is_restored", "test_that_comes_after"):
+    ended = ("test_thread_that_ends", "test_file_that_is_removed", "test_variable_that_is_restored")
+    for test in (*ended, "test_that_comes_after"):
         assert done.outcome(test) == "PASSED", done.output
 
 
@@ -225,16 +233,6 @@ def test_stage_fails_if_too_many_tests_were_not_judged(tmp_path: Path) -> None:
     assert "2 of 84 tests were not judged" in done.output
     assert "That is more than 2%" in done.output
     assert done.code == pytest.ExitCode.TESTS_FAILED
-
-
-@pytest.mark.second_stage
-def test_order_of_a_number_is_random_and_always_the_same(tmp_path: Path) -> None:
-    def order(seed: int) -> list[str]:
-        done = run(tmp_path, "\n".join(f"def test_{n}(): pass" for n in range(9)), "--order", str(seed), "-v")
-        return [line.split()[0] for line in done.output.splitlines() if "PASSED" in line and "::" in line.split()[0]]
-
-    assert order(1) == order(1)
-    assert sorted(order(1)) == sorted(order(2)) != order(1)
 
 
 @pytest.fixture

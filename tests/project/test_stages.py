@@ -61,6 +61,22 @@ def test_marks_decide_where_a_test_runs(marks: list[str], runs_in: set[tuple[str
     assert {one for one in every if stages._is_wanted(item(*marks), *one)} == runs_in
 
 
+def test_order_of_a_number_is_random_and_always_the_same() -> None:
+    tests: list[Any] = [
+        SimpleNamespace(path=Path(f"test_{module}.py"), nodeid=f"test_{module}.py::test_{test}")
+        for module in "abcdef"
+        for test in range(3)
+    ]
+    given, modules = [one.nodeid for one in tests], [one.path for one in tests]
+    first, again, second = (stages._ordered(tests, seed) for seed in (1, 1, 2))
+    assert first == again
+    assert sorted(one.nodeid for one in first) == given
+    assert [one.nodeid for one in first] != given
+    assert [one.nodeid for one in first] != [one.nodeid for one in second]
+    assert [one.path for one in first] != modules
+    assert all(len({one.path for one in first[place : place + 3]}) == 1 for place in range(0, 18, 3))
+
+
 @pytest.mark.parametrize(("marks", "shares"), [([], True), (["alone"], False)])
 def test_marks_decide_whether_a_test_shares_the_machine(marks: list[str], shares: bool) -> None:
     assert stages.shares_the_machine(item(*marks)) is shares

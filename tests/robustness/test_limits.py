@@ -1,4 +1,4 @@
-"""The claims of each limit hold at a small size. The long tests go as far as the documentation says."""
+"""The claims of each limit hold at a small size. The nightly run goes as far as the documentation says."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_next_waiter_has_the_lock_soon_after_the_holder_was_killed(dsn: str, own
 
 @pytest.mark.alone
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("kills", [*first(0, [8]), pytest.param(40, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kills", [*first(0, [4]), pytest.param(40, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("killed", ["holder", "waiter"])
 def test_next_waiter_has_the_lock_soon_after_a_kill_at_any_moment(
     dsn: str, owner: psycopg.Connection, killed: str, kills: int

@@ -1,15 +1,17 @@
 """Check after every test that nothing of it is left for the next one, and name the test that left it.
 
-Looked at are threads, child processes, sockets, environment variables, the folder, signal handlers and, for a test with
-a database, its sessions (tests/support/databases.py). What ends by itself is waited for. A fixture of a wider scope may
-keep what it makes: this check begins after it.
+Looked at are threads, child processes, sockets, temporary files, environment variables, the folder, signal handlers,
+and the sessions in the database of the test (tests/support/databases.py). What ends by itself is waited for. A fixture
+of a wider scope may keep what it makes: this check begins after it.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
@@ -29,6 +31,18 @@ State = dict[str, dict[Any, str]]
 _kept: set[Any] = set()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each process that runs tests a folder of its own for temporary files. Only its tests write there."""
+    if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
+        return
+    # The folders of tmp_path stay where pytest keeps them for a while.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    folder = tempfile.mkdtemp(prefix="dblock-")
+    os.chmod(folder, 0o711)  # the account of root's servers has files in it
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
 @contextmanager
 def kept() -> Iterator[None]:
     """Let what the body starts stay for the tests that follow."""
@@ -40,8 +54,8 @@ def kept() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _isolation(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail if the test leaves something, unless it ends within a while."""
-    # Where a test cuts connections, the socket of an attempt to connect that was given up may stay open.
-    passed_over = set() if stage_of(request.node) == "1" else {"sockets"}
+    # A killed program leaves its files, and an attempt to connect that was given up its socket.
+    passed_over = set() if stage_of(request.node) == "1" else {"files", "sockets"}
     before = _state()
     yield
     try:
@@ -60,6 +74,7 @@ def _state() -> State:
         "threads": {thread: thread.name for thread in threading.enumerate() if thread not in _kept},
         "processes": {pid: command for pid in _children() - _kept if _HELPER not in (command := _command(pid))},
         "sockets": {socket: socket for socket in _sockets() - _kept},
+        "files": {name: name for name in set(os.listdir(tempfile.gettempdir())) - _kept},
         "variables": {(name, value): name for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
         "folder": {os.getcwd(): os.getcwd()},
         "handlers": {(number, signal.getsignal(number)): number.name for number in _HANDLED},

@@ -27,13 +27,10 @@ LOST = 76
 ROUNDS = pytest.mark.parametrize(
     "rounds",
     [
-        1,
-        pytest.param(3, marks=[pytest.mark.second_stage, pytest.mark.timeout(900)]),
+        pytest.param(2, marks=[pytest.mark.second_stage, pytest.mark.timeout(900)]),
         pytest.param(100, marks=[pytest.mark.nightly, pytest.mark.timeout(7200)]),
     ],
 )
-
-ROUNDS_LATER = pytest.mark.parametrize("rounds", ROUNDS.args[1][1:])
 
 SLOW_INDEX = """
 CREATE TABLE pace AS SELECT 0.2 AS seconds;
@@ -154,7 +151,6 @@ def test_next_run_begins_when_the_statement_of_a_killed_one_is_gone(
 
 
 @ROUNDS
-@pytest.mark.second_stage
 def test_transaction_of_a_stopped_command_is_over_within_its_ttl(
     shell: Shell, dsn: str, tmp_path: Path, rounds: int
 ) -> None:
@@ -183,7 +179,7 @@ def test_transaction_of_a_stopped_command_is_over_within_its_ttl(
         assert query(dsn, "SELECT to_regclass('added')") == [(None,)]
 
 
-@ROUNDS_LATER
+@ROUNDS
 def test_commit_of_a_stopped_command_never_succeeds(shell: Shell, dsn: str, tmp_path: Path, rounds: int) -> None:
     """All processes are frozen between the last DDL and the version row, and resume when another run has begun."""
     script = tmp_path / "1.sql"

@@ -71,7 +71,7 @@ def test_replicas_run_the_script_once(shell: Shell, dsn: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "rounds",
     [
-        pytest.param(3, marks=[pytest.mark.second_stage, pytest.mark.timeout(900)]),
+        pytest.param(2, marks=[pytest.mark.second_stage, pytest.mark.timeout(900)]),
         pytest.param(100, marks=[pytest.mark.nightly, pytest.mark.timeout(7200)]),
     ],
 )

@@ -35,8 +35,7 @@ NOT_ACQUIRED, LOST, UNREACHABLE = 75, 76, 69
 TRIALS = pytest.mark.parametrize(
     ("trials", "ttl"),
     [
-        (1, 5.0),
-        pytest.param(2, 1.5, marks=pytest.mark.second_stage),
+        (2, 1.5),
         pytest.param(50, 1.5, marks=[pytest.mark.nightly, pytest.mark.timeout(900)]),
     ],
 )

@@ -45,7 +45,7 @@ INDEXES = "SELECT c.relname, i.indisvalid FROM pg_index i JOIN pg_class c ON c.o
 
 
 def rounds(few: int, many: int) -> pytest.MarkDecorator:
-    """Return the numbers of rounds for the second stage and for the long tests."""
+    """Return the numbers of rounds for the second stage and for the nightly run."""
     return pytest.mark.parametrize(
         "rounds", [pytest.param(few, marks=pytest.mark.second_stage), pytest.param(many, marks=pytest.mark.nightly)]
     )
@@ -79,7 +79,7 @@ def test_two_replicas_run_every_step_once(projects: Projects, start: Start, owne
 
 
 @pytest.mark.timeout(0)
-@rounds(3, 100)
+@rounds(2, 100)
 def test_ten_replicas_on_an_empty_database_run_every_step_once(
     rounds: int, projects: Projects, start: Start, owner: psycopg.Connection
 ) -> None:
@@ -100,7 +100,7 @@ def test_ten_replicas_on_an_empty_database_run_every_step_once(
 
 
 @pytest.mark.timeout(0)
-@rounds(3, 100)
+@rounds(2, 100)
 def test_statement_of_a_killed_program_ends_before_the_next_one_begins(
     rounds: int, dsn: str, projects: Projects, start: Start, owner: psycopg.Connection
 ) -> None:
@@ -169,7 +169,7 @@ def paused(project: Project, start: Start) -> subprocess.Popen[str]:
 
 
 @pytest.mark.timeout(0)
-@rounds(3, 100)
+@rounds(2, 100)
 def test_stopped_program_is_ended_within_its_ttl_and_never_commits(
     rounds: int, projects: Projects, start: Start, owner: psycopg.Connection
 ) -> None:

@@ -49,7 +49,7 @@ INDEXES = "SELECT i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.inde
 
 
 def rounds(few: int, many: int) -> pytest.MarkDecorator:
-    """Return the numbers of rounds for the second stage and for the long tests."""
+    """Return the numbers of rounds for the second stage and for the nightly run."""
     return pytest.mark.parametrize(
         "rounds", [pytest.param(few, marks=pytest.mark.second_stage), pytest.param(many, marks=pytest.mark.nightly)]
     )
@@ -66,7 +66,7 @@ def in_schemas(rounds: int, database: psycopg.Connection, one: Callable[[str], N
 
 
 @pytest.mark.timeout(0)
-@rounds(3, 100)
+@rounds(2, 100)
 def test_ten_replicas_on_an_empty_database_run_every_step_once(
     rounds: int, project: Project, start: Start, database: psycopg.Connection
 ) -> None:
@@ -87,7 +87,7 @@ def test_ten_replicas_on_an_empty_database_run_every_step_once(
 
 
 @pytest.mark.timeout(0)
-@rounds(3, 100)
+@rounds(2, 100)
 def test_statement_of_a_killed_program_ends_before_the_next_one_begins(
     rounds: int, project: Project, start: Start, database: psycopg.Connection
 ) -> None:
@@ -190,7 +190,7 @@ CASES = {
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("case", CASES)
-@rounds(3, 100)
+@rounds(2, 100)
 def test_program_that_was_stopped_before_its_record_never_commits(
     rounds: int, case: str, project: Project, start: Start, database: psycopg.Connection
 ) -> None:

@@ -143,7 +143,7 @@ class Processes:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "strikes",
-    [pytest.param(10, marks=pytest.mark.second_stage), pytest.param(100, marks=pytest.mark.nightly)],
+    [pytest.param(5, marks=pytest.mark.second_stage), pytest.param(100, marks=pytest.mark.nightly)],
 )
 def test_no_two_terms_are_believed_or_accepted_at_once(dsn: str, owner: psycopg.Connection, strikes: int) -> None:
     """20 candidates in 5 processes. Each strike kills, freezes or cuts off the process that leads."""

@@ -39,16 +39,22 @@ MANY = ("concurrent_", "a_claim_holds_against_a_write_in_flight")
 """The first words of the names of checks that load a resource heavily."""
 
 
+ALIKE = {"gcs", "service that holds it"}
+"""Kinds that are like another one: gcs differs from s3 only in the header of a conditional write, and the two services
+only in what they do with the token."""
+
+
 def _promises() -> Iterator[Any]:
     """Pair every kind of resource with every check. The second stage runs the heavy checks of slow kinds.
 
-    It also runs every check with two kinds that are like another one: gcs differs from s3 only in the header of a
-    conditional write, and the two services only in what they do with the token.
+    Of the kinds in ALIKE it runs the heavy checks, and the nightly run the others.
     """
     for kind in KINDS:
         for check in conformance.CHECKS:
-            later = kind in ("gcs", "service that holds it") or (kind in SLOW and check.__name__.startswith(MANY))
-            marks = [pytest.mark.second_stage] if later else []
+            heavy = check.__name__.startswith(MANY)
+            marks = [pytest.mark.second_stage] if heavy and kind in SLOW else []
+            if kind in ALIKE and not heavy:
+                marks = [pytest.mark.nightly]
             yield pytest.param(kind, check, id=f"{kind}-{check.__name__}", marks=marks)
 
 

@@ -28,7 +28,7 @@ CLIENTS = 64
 
 
 @pytest.mark.second_stage
-@pytest.mark.parametrize("folder", ["held", "stored"])
+@pytest.mark.parametrize("folder", ["held", pytest.param("stored", marks=pytest.mark.nightly)])
 async def test_sixty_four_clients_are_served_in_token_order(
     service: str, owner: psycopg.Connection, folder: str
 ) -> None:
