@@ -184,6 +184,28 @@ def test_always_late_and_red():
 def test_always_late_and_green():
     judging.LATENESS.append(0.9)
 
+@pytest.fixture(scope="module")
+def shared():
+    return []
+
+@pytest.mark.second_stage
+@pytest.mark.parametrize("number", range(2))
+def test_late_and_in_the_middle(number, shared):
+    judging.LATENESS.append(0.9)
+    assert not shared
+    shared.append("left behind")
+
+@pytest.mark.second_stage
+def test_after_it(shared):
+    judging.LATENESS.append(0.0)
+    assert not shared
+    shared.append("kept")
+
+@pytest.mark.second_stage
+def test_on_time(shared):
+    judging.LATENESS.append(0.0)
+    assert shared == ["kept"]
+
 @pytest.mark.second_stage
 def test_red_on_time():
     judging.LATENESS.append(0.0)
@@ -219,8 +241,8 @@ def test_test_is_not_judged_while_the_machine_is_late(tmp_path: Path, processes:
     done = run(tmp_path, LATE, "--stage", "2", "-n", processes, conftest=FAKE_MACHINE)
     assert done.outcome("test_late_once") == "PASSED", done.output
     assert done.outcome("test_red_on_time") == "FAILED", done.output
-    assert "1 failed, 301 passed, 2 skipped" in done.output
-    assert "2 of 304 tests were not judged" in done.output
+    assert "1 failed, 303 passed, 4 skipped" in done.output
+    assert "4 of 308 tests were not judged" in done.output
     assert "That is more than" not in done.output
     for test in ("test_always_late_and_red", "test_always_late_and_green"):
         assert f"  test_inner.py::{test}" in done.output
@@ -230,7 +252,7 @@ def test_test_is_not_judged_while_the_machine_is_late(tmp_path: Path, processes:
 def test_stage_fails_if_too_many_tests_were_not_judged(tmp_path: Path) -> None:
     few = LATE.replace("range(300)", "range(80)").replace("assert False", "assert True")
     done = run(tmp_path, few, "--stage", "2", conftest=FAKE_MACHINE)
-    assert "2 of 84 tests were not judged" in done.output
+    assert "4 of 88 tests were not judged" in done.output
     assert "That is more than 2%" in done.output
     assert done.code == pytest.ExitCode.TESTS_FAILED
 

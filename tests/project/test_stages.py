@@ -77,6 +77,15 @@ def test_order_of_a_number_is_random_and_always_the_same() -> None:
     assert all(len({one.path for one in first[place : place + 3]}) == 1 for place in range(0, 18, 3))
 
 
+def test_second_stage_begins_large_and_own_servers_in_turn() -> None:
+    tests: list[Any] = [
+        SimpleNamespace(path=Path(module), fixturenames=["server"] * used, nodeid=f"{module}{number}")
+        for module, number, used in (("a", 1, 0), ("b", 1, 1), ("b", 2, 1), ("c", 1, 1), ("d", 1, 0))
+    ]
+    assert [one.nodeid for one in stages._ordered(tests, None)] == ["b1", "b2", "c1", "a1", "d1"]
+    assert [one.nodeid for one in stages._ordered(tests, None, "2")] == ["b1", "b2", "d1", "c1", "a1"]
+
+
 @pytest.mark.parametrize(("marks", "shares"), [([], True), (["alone"], False)])
 def test_marks_decide_whether_a_test_shares_the_machine(marks: list[str], shares: bool) -> None:
     assert stages.shares_the_machine(item(*marks)) is shares

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from _pytest.runner import runtestprotocol
+from _pytest.runner import call_and_report
 
 from tests.support import isolation
 from tests.support.machine import Sleeper
@@ -44,13 +44,9 @@ class Judge:
         return True
 
     def _run(self, item: Any, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
-        for number in range(TRIES):
-            if number:
-                item._initrequest()
+        for _ in range(TRIES):
             with turn_of(item):
-                self._sleeper.worst(again=True)
-                reports = runtestprotocol(item, log=False, nextitem=nextitem)
-                late = self._sleeper.worst()
+                reports, late = self._run_once(item, nextitem)
             if late <= LATE or all(report.outcome == "skipped" for report in reports if report.when != "teardown"):
                 return reports
         for report in reports:
@@ -58,6 +54,24 @@ class Judge:
                 report.outcome = "skipped"
                 report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {_REASON} {late:.2f} s")
         return reports
+
+    def _run_once(self, item: Any, nextitem: pytest.Item | None) -> tuple[list[pytest.TestReport], float]:
+        """Run a test as pytest does, and return its reports, and by how much the machine was late.
+
+        If the machine was late, the fixtures of every scope end with the test: it may have left a program or a server
+        that other tests share in the middle of something.
+        """
+        self._sleeper.worst(again=True)
+        if not item._request:
+            item._initrequest()
+        reports = [call_and_report(item, "setup", log=False)]
+        if reports[0].passed:
+            reports.append(call_and_report(item, "call", log=False))
+        late = self._sleeper.worst()
+        reports.append(call_and_report(item, "teardown", log=False, nextitem=None if late > LATE else nextitem))
+        item._request = False
+        item.funcargs = None
+        return reports, max(late, self._sleeper.worst())
 
 
 class Count:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 NAP = 0.02
-WORK = 0.0002
+WORK = 0.0005
 """Seconds of processor time that the sleeper uses after each nap, to see what share of a processor it gets."""
 
 SLOW = 6

@@ -15,7 +15,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
@@ -122,7 +122,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     stage, nightly = _stage(config), bool(config.getoption("--nightly"))
     runs = [item for item in items if _is_wanted(item, stage, nightly)]
     config.hook.pytest_deselected(items=[item for item in items if not _is_wanted(item, stage, nightly)])
-    items[:] = _ordered(runs, config.getoption("--order"))
+    items[:] = _ordered(runs, config.getoption("--order"), stage)
     worker = getattr(config, "workerinput", None)
     if worker is not None and stage == "2":
         items.sort(key=lambda item: not shares_the_machine(item))
@@ -130,20 +130,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (Path(worker["turns"]) / "alone").write_text("\n".join(alone))
 
 
-def _ordered(items: list[pytest.Item], seed: int | None) -> list[pytest.Item]:
+def _ordered(items: list[pytest.Item], seed: int | None, stage: str = "1") -> list[pytest.Item]:
     """Begin with the modules that have most tests on a database, so that no process begins a large one at the end.
+
+    In the second stage, the modules without such tests start servers and programs of their own. They come in between,
+    because several of them at a time are more than a machine can do without being late.
 
     With a seed, the order of the modules is random, and so is the order of the tests in a module.
     """
     if seed is None:
         sizes = Counter(item.path for item in items if "server" in getattr(item, "fixturenames", ()))
-        return sorted(items, key=lambda item: -sizes[item.path])
+        items = sorted(items, key=lambda item: -sizes[item.path])
+        return _woven(items) if stage == "2" else items
 
     # The same order in every process, and one that does not change with what other modules hold.
     def place(text: str) -> str:
         return hashlib.sha256(f"{seed}:{text}".encode()).hexdigest()
 
     return sorted(items, key=lambda item: (place(str(item.path)), place(item.nodeid)))
+
+
+def _woven(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Take modules from the beginning and from the end in turn."""
+    modules: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        modules.setdefault(item.path, []).append(item)
+    left, order = deque(modules.values()), []
+    while left:
+        order += left.popleft()
+        order += left.pop() if left else []
+    return order
 
 
 def _stage(config: pytest.Config) -> str:
