@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import psycopg
@@ -107,7 +108,11 @@ def kept_leases(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest) -> Iterator[str]:
     """A DSN of a role that may create databases and roles."""
-    with running_server(request.config.getoption("--postgres")) as dsn:
+    from tests.support import isolation  # pytest imports its plugins after this module
+
+    with ExitStack() as stack:
+        with isolation.kept():  # the test that asks for it first may have begun
+            dsn = stack.enter_context(running_server(request.config.getoption("--postgres")))
         yield dsn
 
 

@@ -69,16 +69,17 @@ def _isolation(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _state() -> State:
-    """Return what there is now."""
-    return {
-        "threads": {thread: thread.name for thread in threading.enumerate() if thread not in _kept},
+    """Return what there is now, without what may stay."""
+    state: State = {
+        "threads": {thread: thread.name for thread in threading.enumerate()},
         "processes": {pid: command for pid in _children() - _kept if _HELPER not in (command := _command(pid))},
-        "sockets": {socket: socket for socket in _sockets() - _kept},
-        "files": {name: name for name in set(os.listdir(tempfile.gettempdir())) - _kept},
+        "sockets": {socket: socket for socket in _sockets()},
+        "files": {name: name for name in os.listdir(tempfile.gettempdir())},
         "variables": {(name, value): name for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
         "folder": {os.getcwd(): os.getcwd()},
         "handlers": {(number, signal.getsignal(number)): number.name for number in _HANDLED},
     }
+    return {kind: {thing: things[thing] for thing in things.keys() - _kept} for kind, things in state.items()}
 
 
 _HELPER = "from multiprocessing."
