@@ -49,7 +49,7 @@ def no_thread_left() -> Iterator[None]:
 
 
 @pytest.mark.second_stage
-@pytest.mark.parametrize("ttl", [1.5, pytest.param(1.0, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("ttl", [1.0, 1.5])
 @pytest.mark.parametrize("settled", [False, True], ids=["at once", "after a while"])
 async def test_loop_blocked_for_three_ttls_keeps_its_lease(
     dsn: str,
