@@ -12,7 +12,7 @@ Some things cannot be done to a real server, or to a thread. `PostgresChaos` doe
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from dblock._core.effects import Call, Row
@@ -27,6 +27,7 @@ from dblock.testing.client_clock import ClientClock
 from dblock.testing.leaks import Watch, close
 from dblock.testing.memory.client_clock import MemoryClientClock
 from dblock.testing.private_database import PrivateDatabase
+from dblock.testing.warm_client import backends_of, listening_backend
 
 TIMES = """
 SELECT c.table_name, array_agg(c.column_name::text)
@@ -129,15 +130,14 @@ class PostgresChaos:
 
     def cut_listener(self) -> int:
         """End the connections over which clients are woken; return how many."""
-        return self._end_sessions(False, self._listeners())
+        return self._end_sessions(False, listening_backend)
 
     def kill_backend(self) -> int:
         """End all connections of the clients; return how many.
 
         In a database that others use too, these are the connections that no call uses at this moment.
         """
-        pids = [*self._listeners(), *(pid for client in self._clients() for pid in _idle_sessions(client))]
-        return self._end_sessions(self._database.exclusive, pids)
+        return self._end_sessions(self._database.exclusive, backends_of)
 
     def deny(self, sqlstate: str) -> None:
         """Refuse every call with this SQLSTATE, until `allow`."""
@@ -209,31 +209,14 @@ class PostgresChaos:
     def _clients(self) -> list[Any]:
         return [*self._watch.lent, *(client for client, _ in self._watch.clients)]
 
-    def _listeners(self) -> list[int]:
-        found = []
-        for client in self._clients():
-            listener = getattr(client._runtime, "listener", None)
-            listening = listener.flow.connection if listener is not None else None
-            if listening is not None:
-                found.append(listening.connection.info.backend_pid)
-        return found
-
-    def _end_sessions(self, all_of_them: bool, pids: list[int]) -> int:
+    def _end_sessions(self, all_of_them: bool, backends: Callable[[Any], list[int]]) -> int:
+        pids = [pid for client in self._clients() for pid in backends(client)]
         return len(self._execute(SESSIONS, [all_of_them, pids]))
 
     def _execute(self, statement: str, parameters: Any) -> list[tuple[Any, ...]]:
         named = statement.replace("{schema}", self._schema.replace("%", "%%"))
         cursor = self._database.connection.execute(named.encode(), parameters)
         return cursor.fetchall() if cursor.description is not None else []
-
-
-def _idle_sessions(client: Any) -> Iterator[int]:
-    """Yield the sessions of a client's pools that no call uses at this moment."""
-    runtime = client._runtime
-    for runner in (runtime.runner, getattr(runtime.listener, "_keepalive_runner", None)):
-        pool = getattr(runner, "_pool", None)
-        if pool is not None:
-            yield from (raw.connection.info.backend_pid for raw in pool._idle)
 
 
 def _clock(state: LeaseState) -> ClientClock:

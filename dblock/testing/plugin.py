@@ -196,10 +196,11 @@ def chaos(
     """The chaos verbs for the clients of this test. The end of the test undoes them."""
     from dblock.testing.chaos import PostgresChaos
 
-    # So that the verbs do not disturb connections that this test does not use.
-    _dblock_warm_connections.close()
+    # So that the verbs neither disturb nor count connections that this test does not use.
+    closed = _dblock_warm_connections.close()
     if not _dblock_watch.lent:
-        _dblock_warm_client.close()
+        closed += _dblock_warm_client.close()
+    _dblock_database.wait_for_end(closed)
     made = PostgresChaos(_dblock_database, _dblock_watch)
     yield made
     made.undo()

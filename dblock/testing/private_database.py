@@ -39,6 +39,8 @@ IN_THE_WAY = (
 
 SESSIONS_END_WITHIN = 2.0
 
+ENDED = "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity WHERE pid = ANY(%s)"
+
 TABLES = (
     "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace"
     " WHERE c.relkind = 'r' AND n.nspname = ANY(%s) AND NOT c.relname = ANY(%s) ORDER BY 1, 2"
@@ -107,6 +109,10 @@ class PrivateDatabase:
                 watch.left.append(describe_waiter(kind, name, holder, "in another process"))
             else:
                 watch.left.append(f"a connection of dblock since {holder}, of backend {number}")
+
+    def wait_for_end(self, backends: list[int]) -> None:
+        """Wait until the sessions of connections that were just closed have ended."""
+        self._connection.execute(ENDED, [round(SESSIONS_END_WITHIN * 1000), backends])
 
     def clean(self, watch: Watch) -> None:
         """Delete every row of dblock and fenced_store, except those of the installation and of open clients.

@@ -63,11 +63,32 @@ class WarmClient:
         if client is not None and (watch.left or watch.disturbed or client._runtime.closed):
             self.close()
 
-    def close(self) -> None:
-        """Close the client."""
-        if self._client is not None:
-            leaks.close(self._client)
-            self._client = None
+    def close(self) -> list[int]:
+        """Close the client, and return the backends of its sessions."""
+        client, self._client = self._client, None
+        if client is None:
+            return []
+        backends = backends_of(client)
+        leaks.close(client)
+        return backends
+
+
+def listening_backend(client: Any) -> list[int]:
+    """Return the backend of the connection over which a client is woken, if there is one."""
+    listener = getattr(client._runtime, "listener", None)
+    raw = listener.flow.connection if listener is not None else None
+    return [] if raw is None else [raw.connection.info.backend_pid]
+
+
+def backends_of(client: Any) -> list[int]:
+    """Return the backends of a client's connections, without those that a call uses at this moment."""
+    runtime = client._runtime
+    found = listening_backend(client)
+    for runner in (runtime.runner, getattr(runtime.listener, "_keepalive_runner", None)):
+        pool = getattr(runner, "_pool", None)
+        if pool is not None:
+            found += [raw.connection.info.backend_pid for raw in pool._idle]
+    return found
 
 
 def threads_of(clients: Sequence[Any]) -> set[threading.Thread]:

@@ -76,11 +76,14 @@ class WarmConnections(Target):
         for raw in idle:
             _keep(self._for_threads, raw)
 
-    def close(self) -> None:
-        """Close the connections that no client uses."""
+    def close(self) -> list[int]:
+        """Close the connections that no client uses, and return the backends of their sessions."""
+        backends = []
         for connection in (*self._for_threads, *self._for_tasks):
+            backends.append(connection.info.backend_pid)
             connection.pgconn.finish()
         self.reset_after_fork()
+        return backends
 
     def reset_after_fork(self) -> None:
         """Forget the connections, which belong to the parent."""

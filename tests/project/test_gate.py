@@ -157,6 +157,32 @@ def test_test_that_leaves_something_is_named(tmp_path: Path) -> None:
         assert done.outcome(test) == "PASSED", done.output
 
 
+KEEPS = """
+import os
+from tests.support import isolation, servers
+isolation.ENDS_WITHIN = 0.5
+servers.find = lambda folder, account: folder / "programs"  # as if the account of the server cannot reach the wheel
+
+def test_that_needs_a_server_first():
+    servers._template()
+
+def test_variable():
+    os.environ["LEFT_BEHIND"] = "1"
+
+def test_that_comes_after():
+    assert "LEFT_BEHIND" not in os.environ
+    assert os.environ["DBLOCK_POSTGRES"] == str(servers._template().folder / "programs")
+"""
+
+
+@pytest.mark.second_stage
+def test_server_that_all_tests_copy_is_kept(tmp_path: Path) -> None:
+    done = run(tmp_path, KEEPS)
+    assert done.outcome("test_that_needs_a_server_first") == "PASSED", done.output
+    assert done.outcome("test_variable") == "ERROR", done.output
+    assert done.outcome("test_that_comes_after") == "PASSED", done.output
+
+
 LATE = """
 import pytest
 from tests.support import judging

@@ -105,8 +105,8 @@ def _left(before: State, passed_over: Set[str]) -> list[str]:
 def _restore(before: State) -> None:
     """Undo what can be undone, so that only this test is named."""
     values = dict(before["variables"].keys())
-    for name in [*os.environ]:
-        if name not in values and name != "PYTEST_CURRENT_TEST":
+    for name, value in [*os.environ.items()]:
+        if name not in values and (name, value) not in _kept and name != "PYTEST_CURRENT_TEST":
             del os.environ[name]
     os.environ.update(values)
     os.chdir(str(next(iter(before["folder"]))))

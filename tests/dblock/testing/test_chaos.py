@@ -17,6 +17,7 @@ from dblock.testing import Chaos, MemoryClient
 from dblock.testing.chaos import PostgresChaos
 from dblock.testing.leaks import Watch
 from dblock.testing.private_database import PrivateDatabase
+from dblock.testing.warm_client import backends_of, listening_backend
 from tests.support.eventually import eventually
 
 
@@ -180,8 +181,8 @@ def test_client_survives_a_cut_of_its_listener(
     chaos: PostgresChaos, holder: dblock.Client, database: PrivateDatabase
 ) -> None:
     with holder.lock("a"):
-        eventually(chaos._listeners)
-    (listener,) = chaos._listeners()
+        eventually(lambda: listening_backend(holder))
+    (listener,) = listening_backend(holder)
     others = sessions(database) - {listener}
     assert others
     assert chaos.cut_listener() == 1
@@ -207,18 +208,13 @@ def test_client_survives_the_end_of_all_its_sessions(
         assert lease.release()
 
 
-def idle_sessions(client: dblock.Client) -> set[int]:
-    runner: Any = client._runtime.runner
-    return {raw.connection.info.backend_pid for raw in runner._pool._idle}
-
-
 def test_end_of_sessions_spares_those_of_clients_that_are_not_watched(
     client: dblock.Client, chaos: PostgresChaos, holder: dblock.Client, database: PrivateDatabase
 ) -> None:
     with holder.lock("a"):
-        eventually(chaos._listeners)
+        eventually(lambda: listening_backend(holder))
     with client.lock("b", ttl=60) as lease:
-        theirs, ours = idle_sessions(client), {*idle_sessions(holder), *chaos._listeners()}
+        theirs, ours = {*backends_of(client)}, {*backends_of(holder)}
         assert len(ours) == 2
         database.exclusive = False
         assert chaos.kill_backend() >= 2

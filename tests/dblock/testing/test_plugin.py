@@ -26,9 +26,11 @@ pytestmark = [pytest.mark.second_stage]
 FOLDERS = new_folder().parent
 
 TESTS = """
-import threading
+import os
+import signal
 import subprocess
 import sys
+import threading
 
 import dblock
 import pytest
@@ -148,8 +150,17 @@ async def test_connection_after_an_end_of_sessions(dblock_async_client, dblock_d
     assert backends[-1] != backends[0]
 
 
+@pytest.fixture
+def session_that_ends_late():
+    os.kill(backends[-1], signal.SIGSTOP)
+    timer = threading.Timer(0.5, os.kill, (backends[-1], signal.SIGCONT))
+    timer.start()
+    yield
+    timer.join()
+
+
 @pytest.mark.asyncio
-async def test_connection_after_chaos(chaos, dblock_async_client):
+async def test_connection_after_chaos(session_that_ends_late, chaos, dblock_async_client):
     assert chaos.kill_backend() == 0
     async with dblock_async_client.lock("x"):
         pass
