@@ -61,7 +61,7 @@ robustness: ## Run every fault, find every seeded bug, and write a report with p
 	( echo '## Limits' && echo && python -m tests.robustness.limits ) | tee $(REPORT)/section-limits.md
 	python -m tests.robustness all --at-once 2 --out $(REPORT)
 
-robustness-quick: ## Run the part of it that every change must pass (included in the two stages of the gate)
+robustness-quick: ## Run the part of the robustness suite that every change must pass (both stages of the gate have it)
 	pytest --stage all -n 2 tests/robustness tests/security
 
 cluster: ## Fail a Patroni cluster of three nodes again and again (needs patroni, etcd and Postgres; half an hour)

@@ -78,7 +78,7 @@ def presence_offered(server: str) -> bool:
 def needs_presence(presence_offered: bool) -> None:
     """Skip a test that needs presence where clients have none."""
     if not presence_offered:
-        pytest.skip("needs presence, which there is none of behind address translation")
+        pytest.skip("needs presence, which clients do not have behind address translation")
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +129,7 @@ def dsn(request: pytest.FixtureRequest, databases: Databases) -> Iterator[str]:
     """A database with both schemas installed, for this test alone."""
     from tests.support.stages import stage_of  # pytest imports its plugins after this module
 
-    with databases.taken(patient=stage_of(request.node) == "1") as dsn:
+    with databases.taken(waiters_stay=stage_of(request.node) == "1") as dsn:
         yield dsn
 
 
@@ -185,7 +185,8 @@ def client(dsn: str) -> Iterator[dblock.Client]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a caller with a short timeout wait for a server that stands still, instead of for a second only.
 
-    So the caller gets the LockTimeout that the test is about, however slow the machine is.
+    So the caller gets the LockTimeout that the test is about, however slow the machine is. All clients of the first
+    stage wait that long: it matters to the variants in the second.
     """
     monkeypatch.setattr(timings, "default", timings_with(least_patience=20.0))
 

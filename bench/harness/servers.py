@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,8 +38,6 @@ static int slowly(const char *name, int file) {
     usleep(DELAY);
     return real(file);
 }
-int fsync(int file) { return slowly("fsync", file); }
-int fdatasync(int file) { return slowly("fdatasync", file); }
 """
 
 
@@ -164,10 +162,11 @@ def postgres(
         server.stop()
 
 
-def slow_disk(folder: Path, delay_us: int) -> Path:
-    """Build a library that makes each fsync of a program take longer."""
+def slow_disk(folder: Path, delay_us: int, calls: Sequence[str] = ("fsync", "fdatasync")) -> Path:
+    """Build a library that makes these calls of a program take longer."""
     source, library = folder / "slow.c", folder / "slow.so"
-    source.write_text(SLOW_FSYNC.replace("DELAY", str(delay_us)))
+    slow = [f'int {call}(int file) {{ return slowly("{call}", file); }}\n' for call in calls]
+    source.write_text(SLOW_FSYNC.replace("DELAY", str(delay_us)) + "".join(slow))
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     return library
 

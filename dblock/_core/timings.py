@@ -1,7 +1,8 @@
 """The intervals and patiences of a client's runtime.
 
 A client hands one `Timings` object to each of its parts when it makes them. The object does not change, so all parts of
-a client work with the same values. None of these values decides which client holds a lock: the database does.
+a client work with the same values. None of these values decides which client holds a lock: the database does. But
+`own_part` and `trusted_for` decide for how long a client trusts its own leases: see what is said of them.
 
 Tests give a client a `Timings` of their own: shorter intervals to see sooner what happens after them, or longer
 patiences on a busy machine. A client without one uses `default`.
@@ -69,10 +70,15 @@ class Timings:
     # The presence.
 
     trusted_for: float = 45.0
-    """Seconds for which the presence is trusted after a reply from the server over the presence's own connection."""
+    """Seconds for which the presence is trusted after a reply from the server over the presence's own connection.
+
+    With `ping_interval` it must be shorter than DROPPED_AFTER in dblock/_core/presence.py.
+    """
     own_part: float = 2 / 3
-    """The part of the grace within which this client recovers or gives its leases up. The rest is for the next
-    holders."""
+    """The part of the grace within which this client recovers or gives its leases up, below 1.
+
+    The rest is for the next holders.
+    """
     look_for: float = 1.0
     """Seconds for which the listener goes on to look at the socket after the last lease has ended."""
     read_within: float = 0.05

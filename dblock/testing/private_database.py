@@ -39,7 +39,10 @@ IN_THE_WAY = (
 
 SESSIONS_END_WITHIN = 2.0
 
-ENDED = "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity WHERE pid = ANY(%s)"
+ENDED = (
+    "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity WHERE pid = ANY(%s)"
+    " AND datname = current_database() AND application_name LIKE 'dblock%%'"
+)
 
 TABLES = (
     "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace"

@@ -26,7 +26,7 @@ def calls(dsn: str) -> Iterator[SteeredCalls]:
         yield calls
 
 
-@lengths(medium=40)
+@lengths(medium_runs=40)
 def test_read_write_lock_follows_its_model(calls: SteeredCalls, examples: int, steps: int) -> None:
     from tests.support.shared_model import ReadWriteLockMachine
     from tests.support.state_machines import follow
@@ -34,7 +34,7 @@ def test_read_write_lock_follows_its_model(calls: SteeredCalls, examples: int, s
     follow(ReadWriteLockMachine, lambda: ReadWriteLockMachine(calls), examples, steps)
 
 
-@lengths(medium=40)
+@lengths(medium_runs=40)
 def test_semaphore_follows_its_model(calls: SteeredCalls, examples: int, steps: int) -> None:
     from tests.support.shared_model import SemaphoreMachine
     from tests.support.state_machines import follow
@@ -42,7 +42,7 @@ def test_semaphore_follows_its_model(calls: SteeredCalls, examples: int, steps: 
     follow(SemaphoreMachine, lambda: SemaphoreMachine(calls), examples, steps)
 
 
-@lengths(medium=30)
+@lengths(medium_runs=30)
 def test_several_locks_at_once_follow_their_model(calls: SteeredCalls, examples: int, steps: int) -> None:
     from tests.support.several_model import SeveralMachine
     from tests.support.state_machines import follow
@@ -50,7 +50,7 @@ def test_several_locks_at_once_follow_their_model(calls: SteeredCalls, examples:
     follow(SeveralMachine, lambda: SeveralMachine(calls), examples, steps)
 
 
-@lengths(medium=40)
+@lengths(medium_runs=40)
 def test_barrier_follows_its_model(owner: psycopg.Connection, examples: int, steps: int) -> None:
     from tests.support.barrier_model import BarrierMachine
     from tests.support.state_machines import follow
@@ -58,7 +58,7 @@ def test_barrier_follows_its_model(owner: psycopg.Connection, examples: int, ste
     follow(BarrierMachine, lambda: BarrierMachine(owner), examples, steps)
 
 
-@lengths(medium=40)
+@lengths(medium_runs=40)
 def test_latch_follows_its_model(owner: psycopg.Connection, examples: int, steps: int) -> None:
     from tests.support.barrier_model import LatchMachine
     from tests.support.state_machines import follow
@@ -66,7 +66,7 @@ def test_latch_follows_its_model(owner: psycopg.Connection, examples: int, steps
     follow(LatchMachine, lambda: LatchMachine(owner), examples, steps)
 
 
-@lengths(medium=20)
+@lengths(medium_runs=20)
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.usefixtures("patient")
 def test_reentrant_lock_follows_its_model(

@@ -13,7 +13,7 @@ import pytest
 from bench import publish
 from bench.__main__ import all_questions
 
-pytestmark = [pytest.mark.second_stage, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.second_stage
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +29,6 @@ SOME = ["hand_off_rate", "fences"]
 """Questions that the second stage asks. They use most of what the others use."""
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("names", [SOME, pytest.param(None, marks=pytest.mark.nightly)], ids=["some", "all"])
 def test_every_question_prints_a_table_and_draws_it(tmp_path: Path, names: list[str] | None) -> None:
     few = ["dblock", "dblock, asyncio", "sketch"]

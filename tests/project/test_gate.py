@@ -33,9 +33,8 @@ def run(folder: Path, tests: str, *options: str, conftest: str = CONFTEST) -> Re
 
 DEPENDS = """
 import os, signal, subprocess, sys
-import pytest
-from dblock._core.effects import Call
-from tests.support import first_stage, machine
+import dblock, pytest
+from tests.support import machine
 
 def sleeper():
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -55,7 +54,7 @@ def test_that_forks():
         os._exit(0)
     os.waitpid(child, 0)
 
-def test_that_judges():
+def test_that_measures():
     with machine.soon(60):
         pass
 
@@ -68,27 +67,44 @@ def test_of_the_second_stage():
     with sleeper() as process:
         process.kill()
 
-def test_lease():
-    short = Call(b'SELECT "dblock".try_acquire($1)', ("a", "9.500000 s"))
-    long = Call(b'SELECT "dblock".try_acquire($1)', ("a", "10.000000 s"))
-    assert first_stage._short_lease(None, short) == "has a lease of 9.5 s"
-    assert first_stage._short_lease(None, long) is None
+@pytest.fixture
+def client():
+    with dblock.Client(DSN) as client:
+        yield client
+
+def test_short_lease(client):
+    with client.lock("a", ttl=9.5):
+        pass
+
+def test_short_renewal(client):
+    with client.lock("a", ttl=60) as lease:
+        lease.renew(9.5)
+
+def test_short_run(client):
+    client.once("job", every=3600, ttl=9.5)(lambda: 1)()
+
+def test_long_lease(client):
+    with client.lock("a", ttl=10):
+        pass
 """
 
 
 @pytest.mark.second_stage
-def test_first_stage_refuses_tests_that_depend_on_the_machine(tmp_path: Path) -> None:
-    done = run(tmp_path, DEPENDS, "--stage", "all")
+def test_first_stage_refuses_tests_that_depend_on_the_machine(tmp_path: Path, dsn: str) -> None:
+    done = run(tmp_path, DEPENDS.replace("DSN", repr(dsn)), "--stage", "all")
     outcomes = {
         "test_that_kills": "kills a process",
         "test_that_freezes": "freezes a process",
         "test_that_forks": "forks this process",
-        "test_that_judges": "judges a duration",
+        "test_that_measures": "measures a duration",
+        "test_short_lease": "has a lease of 9.5 s",
+        "test_short_renewal": "has a lease of 9.5 s",
+        "test_short_run": "has a lease of 9.5 s",
     }
     for test, fault in outcomes.items():
         assert done.outcome(test) == "FAILED", done.output
         assert f"A test of the first stage {fault}. Mark it second_stage" in done.said_of(test)
-    for test in ("test_that_stays_calm", "test_of_the_second_stage", "test_lease"):
+    for test in ("test_that_stays_calm", "test_of_the_second_stage", "test_long_lease"):
         assert done.outcome(test) == "PASSED", done.output
 
 
@@ -184,8 +200,9 @@ def test_server_that_all_tests_copy_is_kept(tmp_path: Path) -> None:
 
 
 LATE = """
+import time
 import pytest
-from tests.support import judging
+from tests.support import judging, machine
 runs = {}
 
 @pytest.fixture
@@ -200,6 +217,42 @@ def late_in(*runs_that_are_late):
 def test_late_once(number):
     judging.LATENESS.append(0.9 if number == 1 else 0.0)
     assert number == 2, "red while the machine was late"
+
+@pytest.mark.second_stage
+def test_late_by_its_own_measure_once(number):
+    if number == 1:
+        machine.not_judged("to renew")
+
+@pytest.mark.second_stage
+@pytest.mark.timeout(1)
+def test_late_once_with_a_time_limit(number):
+    judging.LATENESS.append(0.9 if number == 1 else 0.0)
+    time.sleep(0.7)
+
+@pytest.mark.second_stage
+@pytest.mark.timeout(1)
+def test_late_once_that_hangs_then(number):
+    judging.LATENESS.append(0.9 if number == 1 else 0.0)
+    assert number == 2
+    time.sleep(20)
+
+@pytest.mark.second_stage
+def test_late_and_unsafe():
+    judging.LATENESS.append(0.9)
+    assert not [machine.UNSAFE]
+
+@pytest.fixture
+def ends_late():
+    yield
+    judging.LATENESS.append(0.9)
+
+@pytest.mark.second_stage
+def test_red_before_a_late_end(ends_late):
+    assert False
+
+@pytest.mark.second_stage
+def test_green_before_a_late_end(ends_late):
+    pass
 
 @pytest.mark.second_stage
 def test_always_late_and_red():
@@ -248,9 +301,9 @@ FAKE_MACHINE = (
     + """
 import pytest
 
-def worst(self, again=False):
+def worst(self, reset=False):
     from tests.support import judging
-    return 0.0 if again or not judging.LATENESS else judging.LATENESS.pop()
+    return 0.0 if reset or not judging.LATENESS else judging.LATENESS.pop()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
@@ -266,19 +319,25 @@ def pytest_configure(config):
 def test_test_is_not_judged_while_the_machine_is_late(tmp_path: Path, processes: str) -> None:
     done = run(tmp_path, LATE, "--stage", "2", "-n", processes, conftest=FAKE_MACHINE)
     assert done.outcome("test_late_once") == "PASSED", done.output
-    assert done.outcome("test_red_on_time") == "FAILED", done.output
-    assert "1 failed, 303 passed, 4 skipped" in done.output
-    assert "4 of 308 tests were not judged" in done.output
+    for test in ("late_by_its_own_measure_once", "late_once_with_a_time_limit"):
+        assert done.outcome(f"test_{test}") == "PASSED", done.output
+    for test in ("red_on_time", "late_once_that_hangs_then", "late_and_unsafe", "red_before_a_late_end"):
+        assert done.outcome(f"test_{test}") == "FAILED", done.output
+    assert "4 failed, 305 passed, 5 skipped" in done.output
+    assert "5 of 314 tests were not judged" in done.output
     assert "That is more than" not in done.output
-    for test in ("test_always_late_and_red", "test_always_late_and_green"):
-        assert f"  test_inner.py::{test}" in done.output
+    for test in ("always_late_and_red", "always_late_and_green", "green_before_a_late_end"):
+        assert f"  test_inner.py::test_{test}" in done.output
+    dropped = "Dropped, because the machine was late: test_inner.py::"
+    assert f"{dropped}test_late_once: call: AssertionError: red while the machine was late" in done.output
 
 
 @pytest.mark.second_stage
 def test_stage_fails_if_too_many_tests_were_not_judged(tmp_path: Path) -> None:
-    few = LATE.replace("range(300)", "range(80)").replace("assert False", "assert True")
+    few = LATE.replace("range(300)", "range(80)").replace("time.sleep(20)", "pass")
+    few = few.replace("assert False", "assert True").replace("[machine.UNSAFE]", "[]")
     done = run(tmp_path, few, "--stage", "2", conftest=FAKE_MACHINE)
-    assert "4 of 88 tests were not judged" in done.output
+    assert "7 of 94 tests were not judged" in done.output
     assert "That is more than 2%" in done.output
     assert done.code == pytest.ExitCode.TESTS_FAILED
 
@@ -291,15 +350,15 @@ def own(server: str) -> Any:
 
 
 def test_each_test_has_a_database_of_its_own(own: Databases) -> None:
-    with own.taken(patient=True) as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+    with own.taken(waiters_stay=True) as dsn, psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SELECT dblock.try_acquire('a', '1 hour')")
-    with own.taken(patient=True) as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+    with own.taken(waiters_stay=True) as dsn, psycopg.connect(dsn, autocommit=True) as connection:
         assert connection.execute("SELECT count(*) FROM dblock.distributed_locks").fetchone() == (0,)
 
 
-@pytest.mark.parametrize(("patient", "alive"), [(True, 300), (False, 3)])
-def test_patient_database_keeps_waiters_alive(own: Databases, patient: bool, alive: int) -> None:
-    with own.taken(patient) as dsn, psycopg.connect(dsn) as connection:
+@pytest.mark.parametrize(("waiters_stay", "alive"), [(True, 300), (False, 3)])
+def test_database_of_the_first_stage_keeps_waiters_alive(own: Databases, waiters_stay: bool, alive: int) -> None:
+    with own.taken(waiters_stay) as dsn, psycopg.connect(dsn) as connection:
         connection.execute("SET search_path TO dblock")
         connection.execute("SELECT touch_client(gen_random_uuid())")
         query = "SELECT seen_until - clock_timestamp() BETWEEN %s AND %s FROM lock_clients"
@@ -308,7 +367,7 @@ def test_patient_database_keeps_waiters_alive(own: Databases, patient: bool, ali
 
 def test_session_that_a_test_leaves_is_named(own: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.databases.SESSIONS_END_WITHIN", 0.1)
-    taken = own.taken(patient=True)
+    taken = own.taken(waiters_stay=True)
     with (
         psycopg.connect(taken.__enter__(), application_name="left behind"),
         pytest.raises(AssertionError, match=r"left sessions open.*left behind"),

@@ -11,7 +11,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("tool", ["ruff check .", "ruff format --check .", "mypy"])
 def test_whole_tree_is_clean(tool: str) -> None:
     # With low priority: without a cache, mypy takes more than a minute of a core, beside all other tests.

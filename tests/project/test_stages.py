@@ -44,7 +44,7 @@ def item(*marks: str) -> Any:
     ],
 )
 def test_stage_follows_from_the_options_and_the_named_tests(given: Any, stage: str) -> None:
-    assert stages._stage(given) == stage
+    assert stages.stage_of_run(given) == stage
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Run the first stage on a machine that is busy, stands still, has a slow disk, or picks another order.
+"""Run the first stage on a machine that is busy, stands still or has a slow disk, and in random orders.
 
     python -m tests.robustness.stress_gate [--times 5] [--only stalls] [--out stress-gate-report]
 
@@ -29,7 +29,8 @@ from bench.harness.servers import slow_disk
 
 ROOT = Path(__file__).parents[2]
 BUSY_LOOPS = 4
-FSYNC_TAKES = 0.05
+COMMIT_TAKES = 0.05
+"""Seconds for the log. With checkpoints as slow, each end of a database would take a minute."""
 STALLS = (0.2, 3.0)
 """The shortest and the longest time for which a process is stopped, in seconds."""
 SHARE = 1 / 3
@@ -45,12 +46,12 @@ class Run(NamedTuple):
     failed: list[str]
 
 
-class Machine(NamedTuple):
-    """What is different in a variant."""
+class Variant(NamedTuple):
+    """What is different from a plain run."""
 
     options: tuple[str, ...] = ()
     preload: Path | None = None
-    """A library that every process of the run loads."""
+    """A library that every process of the run loads, and every server (tests/support/servers.py)."""
     beside: Callable[[int], AbstractContextManager[None]] = lambda pid: contextlib.nullcontext()
     """What happens beside a run, given the process of pytest."""
 
@@ -112,28 +113,28 @@ def send(pids: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def variants(folder: Path) -> dict[str, Machine]:
+def variants(folder: Path) -> dict[str, Variant]:
     """Return the variants by name."""
     return {
-        "busy": Machine(beside=busy_loops),
-        "stalls": Machine(beside=stalls),
-        "slow-disk": Machine(preload=slow_disk(folder, round(FSYNC_TAKES * 1e6))),
-        **{f"order-{seed}": Machine(options=("--order", str(seed))) for seed in (1, 2, 3)},
+        "busy": Variant(beside=busy_loops),
+        "stalls": Variant(beside=stalls),
+        "slow-disk": Variant(preload=slow_disk(folder, round(COMMIT_TAKES * 1e6), ["fdatasync"])),
+        **{f"order-{seed}": Variant(options=("--order", str(seed))) for seed in (1, 2, 3)},
     }
 
 
-def run(machine: Machine, log: Path) -> Run:
+def run(variant: Variant, log: Path) -> Run:
     """Run the first stage once."""
     began = time.monotonic()
     with open(log, "w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-q", *machine.options],
+            [sys.executable, "-m", "pytest", "-q", *variant.options],
             cwd=ROOT,
-            env=os.environ | ({"LD_PRELOAD": str(machine.preload)} if machine.preload else {}),
+            env=os.environ | ({"LD_PRELOAD": str(variant.preload)} if variant.preload else {}),
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-        with machine.beside(process.pid):
+        with variant.beside(process.pid):
             code = process.wait()
     text = log.read_text()
     passed = re.search(r"(\d+) passed", text)

@@ -11,7 +11,6 @@ from tests.robustness.scenarios import Outcome, Scenario, play
 from tests.support import patroni
 
 pytestmark = [
-    pytest.mark.timeout(600),
     pytest.mark.skipif(patroni.missing() is not None, reason=str(patroni.missing())),
 ]
 

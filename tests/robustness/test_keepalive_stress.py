@@ -102,7 +102,7 @@ def test_lease_survives_a_database_that_replies_ever_more_slowly(dsn: str) -> No
         assert lease.release() or lateness() > TOO_LATE
 
 
-@pytest.mark.nightly
+@pytest.mark.second_stage
 @pytest.mark.alone
 def test_ten_thousand_leases_cost_one_statement_a_round_and_little_time(dsn: str, kept_leases: list[object]) -> None:
     """With the usual ttl of 30 s, leases are renewed every 10 s. 5 % of a core is half a second of that time.

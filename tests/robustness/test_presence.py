@@ -29,7 +29,7 @@ from dblock._runtime.listener_connection import ListenerConnection
 from dblock._runtime.target import Target
 from dblock.embedded import Server
 from tests.support.eventually import eventually, eventually_async
-from tests.support.machine import measured, soon
+from tests.support.machine import measured, not_judged, soon
 from tests.support.proxy import Proxy
 from tests.support.servers import stop_slowly
 from tests.support.stages import first
@@ -70,7 +70,7 @@ def keeps_its_lease(grace: float, trial: Callable[[], object]) -> None:
             trial()
         except (AssertionError, dblock.LeaseLost):
             if 3 * lateness() > grace * default.own_part:
-                pytest.skip("this machine was too late to report that the holder is alive")
+                not_judged("to report that the holder is alive")
             raise
 
 
@@ -187,7 +187,10 @@ def test_next_waiter_has_the_lock_soon_after_the_holder_was_killed(dsn: str, own
 def test_next_waiter_has_the_lock_soon_after_a_kill_at_any_moment(
     dsn: str, owner: psycopg.Connection, killed: str, kills: int
 ) -> None:
-    """The kill comes 0 to 2 s after the waiter has queued. A killed waiter is the first of two."""
+    """The kill comes 0 to 2 s after the waiter has queued. A killed waiter is the first of two.
+
+    If the release wakes a waiter whose end the server has not noticed yet, the next one comes with its next heartbeat.
+    """
     moments = random.Random(killed)
     took = []
     with dblock.Client(dsn) as client, dblock.Client(dsn) as other:
@@ -219,8 +222,9 @@ def test_next_waiter_has_the_lock_soon_after_a_kill_at_any_moment(
                 thread.join()
                 took.append(came[0] - began - lateness())
                 assert came[1].release()
-    assert statistics.median(took) < 0.3, took
-    assert max(took) < 3.5, took
+    if killed == "holder":
+        assert statistics.median(took) < 0.3, took
+    assert max(took) < default.heartbeat_interval + 0.5, took
 
 
 @pytest.mark.nightly

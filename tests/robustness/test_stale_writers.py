@@ -83,7 +83,7 @@ def environment(
     time to start.
     """
     with (
-        databases.taken(patient=False) as dsn,
+        databases.taken(waiters_stay=False) as dsn,
         running_s3() as s3,
         running_service(dsn) as http,
     ):
@@ -140,7 +140,7 @@ HOW = pytest.mark.parametrize("how", first(1, ["claim alone", "first write"]))
 
 @HOW
 @pytest.mark.parametrize("kind", first(0, ORDER))
-@pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=pytest.mark.nightly)])
 def test_stale_write_is_refused_every_time(
     environment: tuple[str, Holders, Resources], kind: str, how: str, rounds: int
 ) -> None:

@@ -1,7 +1,4 @@
-"""Give each test a database of its own, with both schemas installed: a clone of a template, which takes some 20 ms.
-
-To empty a database for the next test would take as long, because a new session has to read the catalogues first.
-"""
+"""Give each test a database of its own, with both schemas installed: a clone of a template, which takes some 20 ms."""
 
 from __future__ import annotations
 
@@ -28,9 +25,9 @@ _TOUCH = """
         EXECUTE replace(pg_get_functiondef('dblock.touch_client(uuid)'::regprocedure), '{}', '{}');
     END $$
 """
-PATIENT = _TOUCH.format("3 seconds", "5 minutes")
+KEEP_WAITERS = _TOUCH.format("3 seconds", "5 minutes")
 """Makes a waiter count as alive for longer than a machine stands still."""
-SHIPPED = _TOUCH.format("5 minutes", "3 seconds")
+LET_WAITERS_DIE = _TOUCH.format("5 minutes", "3 seconds")
 """Undoes this, for tests that move the clock themselves."""
 
 _numbers = itertools.count()
@@ -48,15 +45,15 @@ class Databases:
         return conninfo.make_conninfo(self.server, dbname=name)
 
     @contextmanager
-    def taken(self, patient: bool) -> Iterator[str]:
+    def taken(self, waiters_stay: bool) -> Iterator[str]:
         """Yield the DSN of a database with both schemas, for the body alone.
 
-        In a patient one, no waiter counts as dead because the machine stood still. Fail if the body leaves a session
+        With `waiters_stay`, no waiter counts as dead because the machine stood still. Fail if the body leaves a session
         that does not end by itself.
         """
-        if patient not in self._templates:
-            self._templates[patient] = self._make_template(patient)
-        name = self.create(self._templates[patient])
+        if waiters_stay not in self._templates:
+            self._templates[waiters_stay] = self._make_template(waiters_stay)
+        name = self.create(self._templates[waiters_stay])
         yield self.dsn(name)
         try:
             eventually(lambda: not self.sessions(name), "the end of the sessions of a test", SESSIONS_END_WITHIN)
@@ -92,13 +89,13 @@ class Databases:
         if self._admin is not None:
             self._admin.close()
 
-    def _make_template(self, patient: bool) -> str:
+    def _make_template(self, waiters_stay: bool) -> str:
         template = self.create()
         schema.install(target.resolve(self.dsn(template)))
         fenced_store.install(self.dsn(template))
-        if patient:
+        if waiters_stay:
             with psycopg.connect(self.dsn(template)) as connection:
-                connection.execute(PATIENT.encode())
+                connection.execute(KEEP_WAITERS.encode())
         return template
 
     def _run(self, statement: str, *names: str) -> None:

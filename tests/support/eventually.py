@@ -1,7 +1,7 @@
 """Wait until something holds: the one way to wait for what happens in another thread, task, process or session.
 
-The patience is that of a machine that stands still for seconds, and no claim: a test that says how soon something
-happens belongs to the second stage, and uses tests/support/machine.py.
+PATIENCE is long enough for a machine that stands still for seconds. It claims nothing about speed: a test that says how
+soon something happens belongs to the second stage, and uses tests/support/machine.py.
 """
 
 from __future__ import annotations

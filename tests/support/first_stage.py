@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from dblock._core.timings import Timings
 from dblock._runtime.runner import AsyncRunner, Runner
 from tests.support import machine
 from tests.support.facade import function_of
+from tests.support.shell import Shell
 from tests.support.stages import stage_of, uses_injected_clock
 
 PATIENT = Timings(
@@ -39,10 +41,13 @@ PATIENT = Timings(
 """The timings of clients in the first stage, unless a test gives others: no patience ends while the machine stalls."""
 
 SHORTEST_TTL = 10.0
-"""Seconds. A machine that stands still for less ends no lease."""
+"""Seconds. A renewal is due after a third of it, so a machine that stands still for 6 s ends no lease."""
+
+TTL_OF_SLOT = slice(10, 11)
+"""Where claim_slot() has the ttl, among other intervals."""
 
 _FAULTS = {signal.SIGKILL: "kills a process", signal.SIGSTOP: "freezes a process"}
-_DURATION = re.compile(r"\{?(\d+\.\d{6}) s")
+_DURATION = re.compile(r'\{?"?(\d+\.\d{6}) s')
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +79,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         observe(os, "fork", lambda: "forks this process")
         observe(subprocess.Popen, "send_signal", lambda process, number: _FAULTS.get(number))
         if not uses_injected_clock(item):
-            observe(machine, "judging", lambda: "judges a duration")
+            observe(machine, "measuring", lambda: "measures a duration")
+        observe(Shell, "start", _short_ttl)
         for runner in (Runner, AsyncRunner):
             observe(runner, "_call", _short_lease)
         result = yield
@@ -86,10 +92,18 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     return result
 
 
+def _short_ttl(shell: Shell, *arguments: str) -> str | None:
+    for option, value in pairwise(arguments):
+        if option == "--ttl" and 1 <= float(value) < SHORTEST_TTL:  # dblock refuses a shorter one
+            return f"starts a program with a lease of {value} s"
+    return None
+
+
 def _short_lease(runner: Any, call: Call, *rest: Any) -> str | None:
-    if "acquire" not in function_of(call) and "renew" not in function_of(call):
+    function = function_of(call)
+    if not re.search("acquire|renew|claim_slot", function):
         return None
-    for arg in call.args:
+    for arg in call.args[TTL_OF_SLOT] if function == "claim_slot" else call.args:
         found = _DURATION.match(arg) if isinstance(arg, str) else None
         if found and float(found[1]) < SHORTEST_TTL:
             return f"has a lease of {float(found[1]):g} s"

@@ -1,20 +1,21 @@
 """Check after every test that nothing of it is left for the next one, and name the test that left it.
 
-Looked at are threads, child processes, sockets, temporary files, environment variables, the folder, signal handlers,
-and the sessions in the database of the test (tests/support/databases.py). What ends by itself is waited for. A fixture
-of a wider scope may keep what it makes: this check begins after it.
+The check covers threads, child processes, sockets, temporary files, environment variables, the working folder, signal
+handlers, and the sessions in the database of the test (tests/support/databases.py). It waits for what ends by itself. A
+fixture of a wider scope may keep what it makes: this check begins after it.
 """
 
 from __future__ import annotations
 
 import gc
+import glob
 import os
 import shutil
 import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def kept() -> Iterator[None]:
     """Let what the body starts stay for the tests that follow."""
     before = _state()
     yield
-    _kept.update(thing for kind, things in _state().items() for thing in things.keys() - before[kind].keys())
+    _kept.update(*(things.keys() - before[kind].keys() for kind, things in _state().items()))
 
 
 @pytest.fixture(autouse=True)
@@ -113,29 +114,23 @@ def _restore(before: State) -> None:
 
 
 def _children() -> set[int]:
-    if not Path("/proc/self/task").exists():
-        return set()
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in _read(task / "children").split()}
+    return {int(pid) for listed in glob.glob("/proc/self/task/*/children") for pid in _read(listed).split()}
 
 
 def _command(pid: int) -> str:
-    return f"{pid} ({_read(Path(f'/proc/{pid}/cmdline')).replace(chr(0), ' ')[:80].strip() or 'ended'})"
+    return f"{pid} ({_read(f'/proc/{pid}/cmdline').replace(chr(0), ' ')[:80].strip() or 'ended'})"
 
 
 def _sockets() -> set[str]:
     found = set()
-    for one in Path("/proc/self/fd").iterdir() if Path("/proc/self/fd").exists() else ():
-        try:
-            where = os.readlink(one)
-        except OSError:
-            continue
-        if where.startswith("socket:"):
-            found.add(where)
-    return found
+    for descriptor in glob.glob("/proc/self/fd/*"):
+        with suppress(OSError):
+            found.add(os.readlink(descriptor))
+    return {where for where in found if where.startswith("socket:")}
 
 
-def _read(path: Path) -> str:
+def _read(path: str) -> str:
     try:
-        return path.read_text()
+        return Path(path).read_text()
     except OSError:
         return ""

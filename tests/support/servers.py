@@ -27,6 +27,12 @@ from tests.support.ports import ReservedPort
 
 DEFAULT_IMAGE = "postgres:17"
 
+_PRELOADED = {name: value for name, value in os.environ.items() if name == "LD_PRELOAD"}
+"""What slows the disks of all servers in a variant of tests/robustness/stress_gate.py."""
+
+_QUICK = {} if _PRELOADED else {"fsync": "off"}
+"""No test on a shared server simulates a crash of the machine. Tests that do start a server of their own."""
+
 
 def major() -> int:
     """Return the major version of the servers that this module starts."""
@@ -37,12 +43,11 @@ def major() -> int:
 def running_server(which: str) -> Iterator[str]:
     """Yield the DSN of the server that --postgres names."""
     if which == "embedded":
-        # No test on this server simulates a crash of the machine. Tests that do start a server of their own.
-        with private_server({"fsync": "off"}, in_memory=True) as server:
+        with private_server(_QUICK, in_memory=True) as server:
             yield server.url
     elif which == "proxied":
         # Like a published port of a container: both ends of a connection have other addresses on the other side.
-        with private_server({"fsync": "off"}, in_memory=True) as server, _behind_a_proxy(server.url) as dsn:
+        with private_server(_QUICK, in_memory=True) as server, _behind_a_proxy(server.url) as dsn:
             yield dsn
     elif which == "container":
         from testcontainers.community.postgres import PostgresContainer
@@ -81,6 +86,7 @@ def private_server(
     """Yield an embedded server for one caller, with both schemas if `installed`. The server ends with this process."""
     folder = new_folder(memory() if in_memory else None)
     server = Server(folder, settings=settings, dies_with_us=True)
+    server.environment |= _PRELOADED
     try:
         _copy_data(_installed() if installed else _template(), server)
         server.start()
@@ -94,7 +100,7 @@ def private_server(
 def tcp_server(settings: Mapping[str, str] | None = None) -> Iterator[str]:
     """Yield the DSN of a server for one caller, with both schemas, reached over TCP with a password by SCRAM."""
     with ReservedPort() as port:
-        own = {"listen_addresses": "127.0.0.1", "port": str(port.number), "fsync": "off"}
+        own = {"listen_addresses": "127.0.0.1", "port": str(port.number), **_QUICK}
         with private_server(own | dict(settings or {}), in_memory=True, installed=True) as server:
             with psycopg.connect(server.url, autocommit=True) as connection:
                 connection.execute("ALTER ROLE postgres PASSWORD 'secret'")

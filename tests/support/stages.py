@@ -3,8 +3,8 @@
 - The first stage is plain `pytest`. Its tests show their claims without the clock of the machine, so that no machine is
   too slow for them. Several processes share it: each takes one module at a time, the largest modules first.
 - The second stage is `pytest --stage 2`: tests with the mark `second_stage`, for what needs real time, kills or faults,
-  and for more variants of a claim. Several processes share it. A test with the mark `alone` judges a duration, and runs
-  while no other test runs; such tests come last, so that the others do not wait for them.
+  and for more variants of a claim. Several processes share it. A test with the mark `alone` measures a duration, and
+  runs while no other test runs; such tests come last, so that the others do not wait for them.
 - `pytest --nightly` runs everything: also the tests with the mark `nightly`, which repeat a claim or take minutes.
 """
 
@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "second_stage: needs real time, kills or faults; runs with --stage 2")
-    config.addinivalue_line("markers", "alone: judges a duration; no other test of the second stage runs beside it")
+    config.addinivalue_line("markers", "alone: measures a duration; no other test of the second stage runs beside it")
     config.addinivalue_line("markers", "nightly: repeats a claim or takes minutes; runs only with --nightly")
 
 
@@ -55,13 +55,16 @@ def uses_injected_clock(item: pytest.Item) -> bool:
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Use several processes for a whole stage, and one for everything else."""
-    if config.args_source is not config.ArgsSource.TESTPATHS or config.option.keyword:
-        return 0
-    return 0 if _stage(config) == "all" else 2 * (os.cpu_count() or 1)
+    whole = (
+        config.args_source is config.ArgsSource.TESTPATHS
+        and not config.option.keyword
+        and stage_of_run(config) != "all"
+    )
+    return 2 * (os.cpu_count() or 1) if whole else 0
 
 
 def turn_of(item: pytest.Item) -> AbstractContextManager[None]:
-    """In the second stage, let a test that judges a duration run while no other test runs."""
+    """In the second stage, let a test that measures a duration run while no other test runs."""
     worker = getattr(item.config, "workerinput", None)
     return nullcontext() if worker is None else turn(Path(worker["turns"]), shares_the_machine(item))
 
@@ -95,7 +98,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             module = nodeid.partition("::")[0]
             return f"{module} alone" if nodeid in self._alone else module
 
-    return SharedTestsFirst(config, log) if _stage(config) == "2" else None
+    return SharedTestsFirst(config, log) if stage_of_run(config) == "2" else None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -119,7 +122,7 @@ def turn(folder: Path, shared: bool) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    stage, nightly = _stage(config), bool(config.getoption("--nightly"))
+    stage, nightly = stage_of_run(config), bool(config.getoption("--nightly"))
     runs = [item for item in items if _is_wanted(item, stage, nightly)]
     config.hook.pytest_deselected(items=[item for item in items if not _is_wanted(item, stage, nightly)])
     items[:] = _ordered(runs, config.getoption("--order"), stage)
@@ -131,7 +134,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _ordered(items: list[pytest.Item], seed: int | None, stage: str = "1") -> list[pytest.Item]:
-    """Begin with the modules that have most tests on a database, so that no process begins a large one at the end.
+    """Begin with the modules that have the most tests on a database, so that no process begins a large one at the end.
 
     In the second stage, the modules without such tests start servers and programs of their own. They come in between,
     because several of them at a time are more than a machine can do without being late.
@@ -162,10 +165,11 @@ def _woven(items: list[pytest.Item]) -> list[pytest.Item]:
     return order
 
 
-def _stage(config: pytest.Config) -> str:
+def stage_of_run(config: pytest.Config) -> str:
+    """Return the stage that runs: 1, 2 or all."""
     if config.getoption("--nightly"):
         return "all"
-    # A test that was named runs, whatever its stage.
+    # A test that was named runs, of either stage. A nightly one still needs --nightly.
     named = any("::" in argument for argument in config.args)
     return str(config.getoption("--stage") or ("all" if named else "1"))
 
@@ -185,7 +189,7 @@ sync_first = pytest.mark.parametrize("clients", first(1, ["sync", "async"]), ind
 """Marks a case that takes seconds: it runs with `Client` in the first stage, with `AsyncClient` in the second."""
 
 
-def lengths(medium: int) -> pytest.MarkDecorator:
+def lengths(medium_runs: int) -> pytest.MarkDecorator:
     """Run a state machine in the first stage, in the second, and for over ten thousand calls.
 
     The values are how many runs are made, and of how many calls. Some runs end early.
@@ -195,7 +199,7 @@ def lengths(medium: int) -> pytest.MarkDecorator:
         [
             pytest.param(5, 20, id="short"),
             # To reduce a run that fails takes far longer than to find it.
-            pytest.param(medium, 40, id="medium", marks=[pytest.mark.second_stage, pytest.mark.timeout(600)]),
+            pytest.param(medium_runs, 40, id="medium", marks=pytest.mark.second_stage),
             pytest.param(400, 60, id="long", marks=[pytest.mark.nightly, pytest.mark.timeout(1800)]),
         ],
     )

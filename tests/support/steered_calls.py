@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from tests.support.databases import SHIPPED
+from tests.support.databases import LET_WAITERS_DIE
 
 _CLOCK = """
     CREATE FUNCTION dblock.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE
@@ -25,7 +25,7 @@ class SteeredCalls:
     def __init__(self, dsn: str) -> None:
         self.connection = psycopg.connect(dsn, autocommit=True)
         self.connection.execute(_CLOCK)
-        self.connection.execute(SHIPPED.encode())
+        self.connection.execute(LET_WAITERS_DIE.encode())
         found = self.connection.execute(
             "SELECT oid::regprocedure::text FROM pg_proc"
             " WHERE pronamespace = 'dblock'::regnamespace AND proconfig IS NOT NULL"

@@ -58,7 +58,7 @@ def test_force_release_now_wakes_the_first_waiter(dsn: str, lease: dblock.Lease,
     owner.execute(f'LISTEN "dblock_{waiter.hex}"'.encode())
     with overview(resolve(dsn)) as database:
         assert database.force_release("job", lease.token, actor="me", reason="", now=True)
-    assert len(list(owner.notifies(timeout=5, stop_after=1))) == 1
+    assert len(list(owner.notifies(timeout=60, stop_after=1))) == 1
 
 
 @pytest.mark.second_stage

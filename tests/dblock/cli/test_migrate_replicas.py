@@ -91,7 +91,6 @@ def test_ten_replicas_run_every_step_once_on_an_empty_database(
 
 
 @pytest.mark.second_stage
-@pytest.mark.timeout(600)
 def test_twenty_first_starts_leave_no_error_in_the_log(tmp_path: Path) -> None:
     with private_server({"fsync": "off", "log_line_prefix": "[%e] "}, in_memory=True) as server:
         shell = Shell(server.url, tmp_path)
@@ -184,7 +183,6 @@ def test_failure_is_told_to_all_replicas_and_their_restarts(
 
 @pytest.mark.alone
 @pytest.mark.second_stage
-@pytest.mark.timeout(600)
 def test_waiters_learn_of_a_failure_within_two_seconds(shell: Shell, dsn: str) -> None:
     replicas = start_together(shell, 5, "--version", "1", "--", "sh", "-c", FAILS_WHEN_TOLD)
     eventually(lambda: query(dsn, "SELECT count(*) FROM dblock.list_waiters('migrate')") == [(4,)], "the queue")

@@ -95,7 +95,7 @@ async def test_read_only_server_raises_not_writable(clients: Clients, owner: psy
 async def test_terminated_backends_are_replaced_without_the_caller_noticing(
     clients: Clients, owner: psycopg.Connection
 ) -> None:
-    client = clients()
+    client = clients(presence=20)  # seconds in which a slow machine reports that the client is alive
     leases = await asyncio.gather(*(client.lock(f"lock {n}").acquire() for n in range(8)))
     owner.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dblock'")
     for lease in leases:

@@ -120,10 +120,10 @@ async def test_many_acquires_leave_no_renewal_and_no_row(
 async def test_inner_ttl_never_shortens_the_outer_lease(clients: Clients) -> None:
     client = clients()
     outer = await client.lock("a", ttl=60, reentrant=True).acquire()
-    inner = await client.lock("a", ttl=1, reentrant=True).acquire()
+    inner = await client.lock("a", ttl=10, reentrant=True).acquire()
     assert outer.remaining() > 40
     await inner.renew()
-    await inner.renew(ttl=1)
+    await inner.renew(ttl=10)
     assert outer.ttl == inner.ttl == 60
     assert outer.remaining() > 40
     await inner.release()

@@ -20,13 +20,13 @@ from tests.support.pooler import needs_pgbouncer, pooled
 ADVISORY = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
 
 
-@pytest.mark.nightly
+@pytest.mark.second_stage
 @needs_pgbouncer
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "step",
     [
-        pytest.param(INDEX, marks=pytest.mark.second_stage, id="concurrently"),
+        pytest.param(INDEX, id="concurrently"),
         pytest.param(ALTER.format("b"), marks=pytest.mark.nightly, id="transaction"),
     ],
 )

@@ -26,9 +26,7 @@ if 'WAIT' in os.environ:
 FAIL = "op.execute('SELECT 1 / (SELECT 0)')"
 
 
-@pytest.mark.nightly
 @pytest.mark.second_stage
-@pytest.mark.timeout(600)
 def test_oldest_alembic_migrates_behind_the_gate(tmp_path: Path, projects: Projects, owner: psycopg.Connection) -> None:
     project = projects(packages=folder_of(OLDEST, tmp_path / "packages"))
     project.revision("a", None, CREATE, "op.drop_table('t')")
@@ -47,7 +45,6 @@ def test_oldest_alembic_migrates_behind_the_gate(tmp_path: Path, projects: Proje
 
 
 @pytest.mark.second_stage
-@pytest.mark.timeout(600)
 def test_another_replica_finishes_after_a_promotion(projects: Projects, start: Start) -> None:
     with private_server() as primary, standby.standby_of(primary) as follower:
         schema.install(resolve(primary.url))

@@ -37,9 +37,7 @@ def install(version: str, folder: Path) -> Path:
     pytest.skip(f"Django {version} cannot be installed here: {done.stderr.strip()[-200:]}")
 
 
-@pytest.mark.nightly
 @pytest.mark.second_stage
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="that Django supports Python up to 3.12")
 def test_oldest_django_migrates_behind_the_gate(project: Project, database: psycopg.Connection, tmp_path: Path) -> None:
     project.packages = install(OLDEST, tmp_path / "packages")
@@ -56,7 +54,6 @@ def test_oldest_django_migrates_behind_the_gate(project: Project, database: psyc
 
 @needs_pgbouncer
 @pytest.mark.second_stage
-@pytest.mark.timeout(600)
 def test_replicas_behind_a_pooler_run_every_step_once(
     project: Project, start: Start, database: psycopg.Connection
 ) -> None:

@@ -99,7 +99,7 @@ async def test_coroutine_runs_once_and_is_cancelled_when_its_lease_is_lost(
     async with dblock.AsyncClient(dsn) as client:
         cancelled = []
 
-        @client.once("job", every=3600, ttl=3)
+        @client.once("job", every=3600, ttl=10)
         async def job(forever: bool) -> int:
             try:
                 if forever:

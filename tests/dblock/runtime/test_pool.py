@@ -121,7 +121,7 @@ async def test_task_that_returns_at_once_does_not_overtake_waiting_tasks() -> No
     served = 0
     for _ in range(20):
         await asyncio.sleep(0)
-        shared.give(await asyncio.wait_for(shared.take(), 5))
+        shared.give(await asyncio.wait_for(shared.take(), 60))
         served += 1
     stop = True
     await asyncio.gather(*others)
@@ -160,7 +160,7 @@ async def test_connection_for_a_cancelled_task_goes_to_the_next_task(turns: int)
     leaving.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         shared.give(await leaving)
-    assert await asyncio.wait_for(staying, 5) is wire
+    assert await asyncio.wait_for(staying, 60) is wire
     assert len(made) == 1
 
 
@@ -181,7 +181,7 @@ async def test_cancelled_opening_gives_its_slot_to_the_next_task() -> None:
     with pytest.raises(asyncio.CancelledError):
         await opening
     reachable = True
-    assert await asyncio.wait_for(waiting, 5)
+    assert await asyncio.wait_for(waiting, 60)
 
 
 async def test_waiting_task_gets_client_closed_when_the_pool_closes() -> None:

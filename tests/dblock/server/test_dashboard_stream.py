@@ -142,7 +142,6 @@ async def test_stream_resumes_after_its_last_event(start_server: StartServer, ow
                     break
 
 
-@pytest.mark.nightly
 @pytest.mark.second_stage
 async def test_database_sees_one_query_a_second_for_a_hundred_browsers(
     start_server: StartServer, owner: psycopg.Connection

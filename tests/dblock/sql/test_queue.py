@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from tests.support import mutants
-from tests.support.machine import before_long, soon
+from tests.support.machine import soon
 from tests.support.sessions import END_GRACE, Session, Sessions
 from tests.support.still_clock import StillClock
 from tests.support.tokens import T1, T2
@@ -281,14 +281,13 @@ def test_release_during_a_join_wakes_the_new_waiter(sessions: Sessions, owner: p
 
 
 @pytest.mark.second_stage
-@pytest.mark.parametrize("in_time", [before_long, pytest.param(soon, marks=pytest.mark.second_stage)])
-def test_uncommitted_grant_does_not_delay_a_new_waiter(sessions: Sessions, in_time: Any) -> None:
+def test_uncommitted_grant_does_not_delay_a_new_waiter(sessions: Sessions) -> None:
     holder, newcomer = sessions.open(), sessions.open()
     hold_with_three_waiters(holder)
     holder.do(FREE)
     holder.do("BEGIN")
     assert holder.do(REDEEM, FIRST, 1) == (True,)
-    with in_time(0.3):
+    with soon(0.3):
         assert newcomer.do(ACQUIRE, uuid.UUID(int=0xA4), THERE) == (False, 4, False)
     holder.do("COMMIT")
 

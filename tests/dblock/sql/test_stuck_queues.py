@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import psycopg
 import pytest
 
 from tests.support import mutants
 from tests.support.eventually import eventually
-from tests.support.machine import before_long, soon
+from tests.support.machine import soon
 from tests.support.sessions import Session, Sessions
 
 HERE, THERE = uuid.UUID(int=0xC1), uuid.UUID(int=0xC2)
@@ -39,16 +37,6 @@ def listener(sessions: Sessions) -> Session:
     return session
 
 
-Soon = Callable[[float], AbstractContextManager[None]]
-
-
-@pytest.fixture(params=[before_long, pytest.param(soon, marks=pytest.mark.second_stage)], ids=["first", "exact"])
-def in_time(request: pytest.FixtureRequest) -> Soon:
-    """Fail if a body takes longer: in the first stage only if it waits for the end of another transaction."""
-    limit: Soon = request.param
-    return limit
-
-
 def hold_with_an_empty_queue(session: Session, ttl: str = "30 s") -> None:
     """Hold the lock, which is marked as waited for: the only waiter has left again."""
     session.do("SELECT try_acquire('a', %s)", ttl)
@@ -61,26 +49,26 @@ def hold_with_an_empty_queue(session: Session, ttl: str = "30 s") -> None:
 
 
 @pytest.mark.second_stage
-def test_release_wakes_the_first_waiter_while_the_queue_is_locked(sessions: Sessions, in_time: Soon) -> None:
+def test_release_wakes_the_first_waiter_while_the_queue_is_locked(sessions: Sessions) -> None:
     careless, holder, heard = sessions.open(), sessions.open(), listener(sessions)
     holder.do(HOLD)
     holder.do(ACQUIRE, FIRST, HERE)
     careless.do("BEGIN")
     assert careless.do(ACQUIRE, SECOND, THERE) == (False, 2, False)
-    with in_time(0.3):
+    with soon(0.3):
         assert holder.do(FREE) == (True,)
     assert notified(heard) == [str(FIRST)]
-    with in_time(0.3):
+    with soon(0.3):
         assert holder.do(REDEEM, FIRST, 1) == (True,), "a ticket is redeemed without the queue"
 
 
 @pytest.mark.second_stage
-def test_release_does_not_wait_for_a_client_that_joins_without_end(sessions: Sessions, in_time: Soon) -> None:
+def test_release_does_not_wait_for_a_client_that_joins_without_end(sessions: Sessions) -> None:
     newcomer, holder, heard = sessions.open(), sessions.open(), listener(sessions)
     hold_with_an_empty_queue(holder)
     newcomer.do("BEGIN")
     assert newcomer.do(ACQUIRE, SECOND, THERE) == (False, 2, False)
-    with in_time(0.3):
+    with soon(0.3):
         assert holder.do(FREE) == (True,)
     newcomer.do("COMMIT")
     assert notified(heard) == []
@@ -89,18 +77,18 @@ def test_release_does_not_wait_for_a_client_that_joins_without_end(sessions: Ses
 
 @pytest.mark.second_stage
 @pytest.mark.alone
-def test_call_that_queues_reports_a_locked_queue_soon(sessions: Sessions, in_time: Soon) -> None:
+def test_call_that_queues_reports_a_locked_queue_soon(sessions: Sessions) -> None:
     careless, other = sessions.open(), sessions.open()
     other.do(HOLD)
     other.do(ACQUIRE, FIRST, HERE)
     careless.do("BEGIN")
     careless.do(ACQUIRE, SECOND, THERE)
     for wait in ("true", "false"):
-        with in_time(0.2):
+        with soon(0.2):
             assert other.do(ACQUIRE[:-1] + f", wait => {wait})", THIRD, HERE) == (False, None, False)
-    with in_time(0.3):
+    with soon(0.3):
         assert other.do("SELECT abandon('a', %s)", FIRST) == (True,)
-    with in_time(0.3):
+    with soon(0.3):
         other.do("SELECT leave_queue(%s)", HERE)
     assert other.do("SHOW lock_timeout") == ("0",)
 
@@ -123,11 +111,11 @@ def test_tests_of_a_locked_queue_catch_a_longer_wait(
         else test_call_that_queues_reports_a_locked_queue_soon
     )
     with pytest.raises(AssertionError, match=r"took [01]\.\d+ s"):
-        test(sessions, soon)
+        test(sessions)
 
 
 @pytest.mark.second_stage
-def test_calls_of_a_client_do_not_wait_for_its_open_transaction(sessions: Sessions, in_time: Soon) -> None:
+def test_calls_of_a_client_do_not_wait_for_its_open_transaction(sessions: Sessions) -> None:
     """A client calls acquire() in a transaction that stays open, and queues for another lock in another session."""
     careless, other = sessions.open(), sessions.open()
     other.do(HOLD)
@@ -136,7 +124,7 @@ def test_calls_of_a_client_do_not_wait_for_its_open_transaction(sessions: Sessio
     careless.do("SELECT ticket FROM acquire('b', '30 s', 'me', NULL, %s, %s)", FIRST, HERE)
     asking = other.start(ACQUIRE, SECOND, HERE)
     try:
-        with in_time(0.3):
+        with soon(0.3):
             assert asking.result(60) == (False, 1, True)
             assert other.do("SELECT tickets FROM heartbeat(%s, '{}')", HERE) == (1,)
     finally:
@@ -145,7 +133,7 @@ def test_calls_of_a_client_do_not_wait_for_its_open_transaction(sessions: Sessio
 
 @pytest.mark.second_stage
 def test_call_that_queues_does_not_wait_for_a_dead_client_that_redeems_its_ticket(
-    sessions: Sessions, owner: psycopg.Connection, in_time: Soon
+    sessions: Sessions, owner: psycopg.Connection
 ) -> None:
     """The dead client's transaction is still open, for example because its commit waits for a standby."""
     frozen, waiter, newcomer = sessions.open(), sessions.open(), sessions.open()
@@ -158,7 +146,7 @@ def test_call_that_queues_does_not_wait_for_a_dead_client_that_redeems_its_ticke
     owner.execute("UPDATE dblock.lock_clients SET seen_until = '-infinity' WHERE client = %s", [HERE])
     asking = waiter.start(ACQUIRE.replace("%s, %s", "%s, %s, had_ticket => true"), SECOND, THERE)
     try:
-        with in_time(0.3):
+        with soon(0.3):
             assert asking.result(60) == (False, 2, True)
             assert newcomer.do(ACQUIRE, THIRD, THERE) == (False, 3, False), "the queue is not locked"
     finally:
@@ -169,13 +157,11 @@ def test_call_that_queues_does_not_wait_for_a_dead_client_that_redeems_its_ticke
 @pytest.mark.second_stage
 @pytest.mark.alone
 @pytest.mark.parametrize("asking", ["try_acquire('new', attempt => %s)", "try_acquire('new')"])
-def test_first_grant_of_a_name_that_is_being_granted_is_refused_soon(
-    sessions: Sessions, asking: str, in_time: Soon
-) -> None:
+def test_first_grant_of_a_name_that_is_being_granted_is_refused_soon(sessions: Sessions, asking: str) -> None:
     first, second = sessions.open(), sessions.open()
     first.do("BEGIN")
     assert first.do("SELECT granted FROM try_acquire('new')") == (True,)
-    with in_time(0.2):
+    with soon(0.2):
         reply = second.do(f"SELECT granted, remaining FROM {asking}", *([FIRST] if "%s" in asking else []))
     assert reply == (False, 0)
     first.do("COMMIT")
@@ -184,13 +170,13 @@ def test_first_grant_of_a_name_that_is_being_granted_is_refused_soon(
 
 @pytest.mark.second_stage
 @pytest.mark.parametrize("row", ["new", "old"])
-def test_retry_of_a_grant_waits_for_two_seconds_at_most(sessions: Sessions, row: str, in_time: Soon) -> None:
+def test_retry_of_a_grant_waits_for_two_seconds_at_most(sessions: Sessions, row: str) -> None:
     first, second = sessions.open(), sessions.open()
     if row == "old":
         first.do("SELECT release('a', (SELECT token FROM try_acquire('a')))")
     first.do("BEGIN")
     first.do(HOLD)
-    with in_time(2.5), pytest.raises(psycopg.errors.LockNotAvailable):
+    with soon(2.5), pytest.raises(psycopg.errors.LockNotAvailable):
         second.do("SELECT granted FROM try_acquire('a', attempt => %s, retry => true)", FIRST)
 
 
@@ -245,13 +231,13 @@ def test_release_while_the_first_waiter_leaves_wakes_the_next_one(sessions: Sess
 
 
 @pytest.mark.second_stage
-def test_waiter_leaves_a_lock_whose_row_stays_locked(sessions: Sessions, in_time: Soon) -> None:
+def test_waiter_leaves_a_lock_whose_row_stays_locked(sessions: Sessions) -> None:
     user, leaver = sessions.open(), sessions.open()
     user.do(HOLD)
     user.do(ACQUIRE, FIRST, HERE)
     user.do("BEGIN")
     user.do("SELECT release('a', (SELECT token FROM distributed_locks))")
-    with in_time(0.3):
+    with soon(0.3):
         assert leaver.do("SELECT abandon('a', %s)", FIRST) == (True,)
     assert leaver.do("SELECT count(*) FROM lock_tickets") == (0,)
     user.do("COMMIT")
@@ -278,7 +264,7 @@ def test_queue_whose_row_was_lost_continues_its_numbers(sessions: Sessions, owne
 
 
 @pytest.mark.second_stage
-def test_reaper_deletes_the_queues_of_idle_locks(sessions: Sessions, owner: psycopg.Connection, in_time: Soon) -> None:
+def test_reaper_deletes_the_queues_of_idle_locks(sessions: Sessions, owner: psycopg.Connection) -> None:
     session, joining = sessions.open(), sessions.open()
     session.do(HOLD)
     session.do(ACQUIRE, FIRST, HERE)
@@ -287,7 +273,7 @@ def test_reaper_deletes_the_queues_of_idle_locks(sessions: Sessions, owner: psyc
     owner.execute("INSERT INTO lock_queues VALUES ('without a lock', 7), ('locked', 7)")
     joining.do("BEGIN")
     joining.do("SELECT lock_queue('locked', 1)")
-    with in_time(0.3):
+    with soon(0.3):
         assert session.do("SELECT reap('0 s')") == (1,)
     assert session.do("SELECT array_agg(name) FROM lock_queues") == (["locked"],)
 
@@ -313,7 +299,7 @@ def test_plain_try_takes_a_lock_that_only_dead_clients_wait_for(sessions: Sessio
 
 @pytest.mark.second_stage
 @pytest.mark.parametrize("by", ["", "dead holder's key is taken"])
-def test_plain_try_takes_the_lock_of_a_dead_holder(sessions: Sessions, by: str, in_time: Soon) -> None:
+def test_plain_try_takes_the_lock_of_a_dead_holder(sessions: Sessions, by: str) -> None:
     """Any role can wait for an advisory key that it sees in pg_locks, and has it when the holder's session ends."""
     holder, taker, outsider = sessions.open(), sessions.open(), sessions.open()
     holder.do("SELECT register_presence(%s, '200 ms')", HERE)
@@ -328,7 +314,7 @@ def test_plain_try_takes_the_lock_of_a_dead_holder(sessions: Sessions, by: str, 
     holder.close()
     if by:
         waiting.result(60)
-    with in_time(1.0):
+    with soon(1.0):
         eventually(lambda: taker.do("SELECT granted FROM try_acquire('a')") == (True,), "the grant")
     if by:
         assert outsider.do("SELECT pg_advisory_unlock_all()") == ("",)

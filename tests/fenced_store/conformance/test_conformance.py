@@ -39,22 +39,16 @@ MANY = ("concurrent_", "a_claim_holds_against_a_write_in_flight")
 """The first words of the names of checks that load a resource heavily."""
 
 
-ALIKE = {"gcs", "service that holds it"}
-"""Kinds that are like another one: gcs differs from s3 only in the header of a conditional write, and the two services
-only in what they do with the token."""
-
-
 def _promises() -> Iterator[Any]:
     """Pair every kind of resource with every check. The second stage runs the heavy checks of slow kinds.
 
-    Of the kinds in ALIKE it runs the heavy checks, and the nightly run the others.
+    It also runs every check with two kinds that are like another one: gcs differs from s3 only in the header of a
+    conditional write, and the two services only in what they do with the token.
     """
     for kind in KINDS:
         for check in conformance.CHECKS:
-            heavy = check.__name__.startswith(MANY)
-            marks = [pytest.mark.second_stage] if heavy and kind in SLOW else []
-            if kind in ALIKE and not heavy:
-                marks = [pytest.mark.nightly]
+            later = kind in ("gcs", "service that holds it") or (kind in SLOW and check.__name__.startswith(MANY))
+            marks = [pytest.mark.second_stage] if later else []
             yield pytest.param(kind, check, id=f"{kind}-{check.__name__}", marks=marks)
 
 
@@ -64,7 +58,7 @@ PROMISES = list(_promises())
 @pytest.fixture(scope="module")
 def shared(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Engine, Path]]:
     """A database, an engine and a folder for all tests; each check uses its own resource names."""
-    with databases.taken(patient=True) as dsn:
+    with databases.taken(waiters_stay=True) as dsn:
         engine = create_engine(url(dsn), poolclass=NullPool)
         fenced_store.translate_errors(engine)
         with engine.begin() as connection:

@@ -84,7 +84,6 @@ def folder_of(version: str, folder: Path) -> Path | None:
     raise AssertionError(f"Alembic {version} could not be installed: {done.stderr}")
 
 
-@pytest.mark.nightly
 @pytest.mark.second_stage
 @pytest.mark.parametrize(
     "version",

@@ -251,9 +251,8 @@ def test_holder_that_locks_its_rows_after_the_fence_meets_no_deadlock(
     assert caught.value.sqlstate == "FEN01"
 
 
-@pytest.mark.nightly
 @pytest.mark.second_stage
-@pytest.mark.parametrize("resource", ["public.orders", "public.orders:1"])
+@pytest.mark.parametrize("resource", [pytest.param("public.orders", marks=pytest.mark.nightly), "public.orders:1"])
 def test_waiting_claim_does_not_stall_writers(
     orders: fenced_store.Protection, owner: psycopg.Connection, sessions: Sessions, dsn: str, resource: str
 ) -> None:

@@ -9,6 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.robustness.history.record import History, Operation
+from tests.support.machine import UNSAFE
+
+JUDGE_DURATIONS = ("hand-over in time", "lease kept alive", "recovery", "release in time", "takeover in time")
+"""The checkers whose violations a late machine may cause."""
 
 
 @dataclass
@@ -20,6 +24,11 @@ class Finding:
     """Number of operations that the checker could judge. If it is 0, the check has shown nothing."""
     violations: list[str] = field(default_factory=list)
     after: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.checker not in JUDGE_DURATIONS:
+            self.violations = [f"{UNSAFE}: {one}" for one in self.violations]
+
     """Number of operations in the history at the moment when the first violation became visible."""
 
 

@@ -25,7 +25,7 @@ from dblock.testing.database.fence import Fence
 from dblock.testing.database.null_observer import NullObserver
 from dblock.testing.database.recipes import RecipeStore
 from dblock.testing.database.statements import perform
-from tests.support.databases import SHIPPED
+from tests.support.databases import LET_WAITERS_DIE
 
 TICK = 1 / 64
 
@@ -69,7 +69,7 @@ class Both:
         self._sessions: dict[str, psycopg.Connection] = {}
         self._presences: list[str] = []
         self._connection = psycopg.connect(dsn, autocommit=True)
-        self._connection.execute(SHIPPED.encode())
+        self._connection.execute(LET_WAITERS_DIE.encode())
         self._set_up()
 
     def close(self) -> None:
