@@ -10,7 +10,8 @@ fails if more than MOST of the tests were not judged. What no lateness excuses i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ from tests.support.stages import stage_of, stage_of_run, turn_of
 
 LATE = 0.25
 """Seconds. Every claim of the second stage holds on a machine that is late by less."""
+
+_ADDRESS = pytest.StashKey[str]()
 
 TRIES = 3
 MOST = 0.02
@@ -149,12 +152,20 @@ class Count:
 def pytest_configure(config: pytest.Config) -> None:
     if stage_of_run(config) == "1":
         return
-    worker = hasattr(config, "workerinput")
-    if not worker:
+    ending = ExitStack()
+    config.add_cleanup(ending.close)
+    shared = getattr(config, "workerinput", {}).get("sleeper")
+    if shared is None:
         config.pluginmanager.register(Count())
-    if worker or not config.getoption("numprocesses", None):
-        sleeper = Sleeper()
+    if shared is None and config.getoption("numprocesses", None):
+        config.stash[_ADDRESS] = f"{ending.enter_context(TemporaryDirectory(prefix='dblock-sleeper-'))}/address"
+        ending.enter_context(machine.share(config.stash[_ADDRESS]))
+    else:
         with isolation.kept():
-            sleeper.__enter__()
-        config.add_cleanup(sleeper.__exit__)
-        config.pluginmanager.register(Judge(sleeper))
+            config.pluginmanager.register(Judge(ending.enter_context(Sleeper(shared))))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Let every process ask the same sleeper."""
+    node.workerinput["sleeper"] = node.config.stash.get(_ADDRESS, None)
