@@ -254,6 +254,15 @@ def test_red_before_a_late_end(ends_late):
 def test_green_before_a_late_end(ends_late):
     pass
 
+@pytest.fixture
+def breaks_at_its_end():
+    yield
+    raise RuntimeError("at the end")
+
+@pytest.mark.second_stage
+def test_late_before_a_red_end(breaks_at_its_end):
+    judging.LATENESS.append(0.9)
+
 @pytest.mark.second_stage
 def test_always_late_and_red():
     judging.LATENESS.append(0.9)
@@ -323,13 +332,18 @@ def test_test_is_not_judged_while_the_machine_is_late(tmp_path: Path, processes:
         assert done.outcome(f"test_{test}") == "PASSED", done.output
     for test in ("red_on_time", "late_once_that_hangs_then", "late_and_unsafe", "red_before_a_late_end"):
         assert done.outcome(f"test_{test}") == "FAILED", done.output
-    assert "4 failed, 305 passed, 5 skipped" in done.output
-    assert "5 of 314 tests were not judged" in done.output
+    assert "4 failed, 305 passed, 6 skipped" in done.output
+    assert "6 of 315 tests were not judged" in done.output
     assert "That is more than" not in done.output
-    for test in ("always_late_and_red", "always_late_and_green", "green_before_a_late_end"):
+    for test in ("always_late_and_red", "always_late_and_green", "green_before_a_late_end", "late_before_a_red_end"):
         assert f"  test_inner.py::test_{test}" in done.output
     dropped = "Dropped, because the machine was late: test_inner.py::"
     assert f"{dropped}test_late_once: call: AssertionError: red while the machine was late" in done.output
+    assert f"{dropped}test_late_before_a_red_end: teardown: RuntimeError: at the end" in done.output
+    assert (
+        f"{dropped}test_late_by_its_own_measure_once: call: Skipped: not judged: the machine was too late"
+        in done.output
+    )
 
 
 @pytest.mark.second_stage
@@ -337,7 +351,7 @@ def test_stage_fails_if_too_many_tests_were_not_judged(tmp_path: Path) -> None:
     few = LATE.replace("range(300)", "range(80)").replace("time.sleep(20)", "pass")
     few = few.replace("assert False", "assert True").replace("[machine.UNSAFE]", "[]")
     done = run(tmp_path, few, "--stage", "2", conftest=FAKE_MACHINE)
-    assert "7 of 94 tests were not judged" in done.output
+    assert "8 of 95 tests were not judged" in done.output
     assert "That is more than 2%" in done.output
     assert done.code == pytest.ExitCode.TESTS_FAILED
 

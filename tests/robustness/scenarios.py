@@ -14,6 +14,7 @@ from tests.robustness.checkers import Finding, recovery
 from tests.robustness.history.record import History, Operation
 from tests.robustness.traffic import workloads
 from tests.robustness.traffic.environment import start_environment
+from tests.support.machine import UNSAFE
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Outcome:
 
     @property
     def violations(self) -> list[str]:
-        return [f"{one.checker}: {what}" for one in self.findings for what in one.violations]
+        found = [f"{one.checker}: {what}" for one in self.findings for what in one.violations]
+        return sorted(found, key=lambda one: UNSAFE not in one)  # pytest shows the first ones
 
     @property
     def trouble(self) -> list[Operation]:

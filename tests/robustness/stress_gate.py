@@ -50,8 +50,8 @@ class Variant(NamedTuple):
     """What is different from a plain run."""
 
     options: tuple[str, ...] = ()
-    preload: Path | None = None
-    """A library that every process of the run loads, and every server (tests/support/servers.py)."""
+    slow_disk: Path | None = None
+    """A library that the servers of tests/support/servers.py load."""
     beside: Callable[[int], AbstractContextManager[None]] = lambda pid: contextlib.nullcontext()
     """What happens beside a run, given the process of pytest."""
 
@@ -118,7 +118,7 @@ def variants(folder: Path) -> dict[str, Variant]:
     return {
         "busy": Variant(beside=busy_loops),
         "stalls": Variant(beside=stalls),
-        "slow-disk": Variant(preload=slow_disk(folder, round(COMMIT_TAKES * 1e6), ["fdatasync"])),
+        "slow-disk": Variant(slow_disk=slow_disk(folder, round(COMMIT_TAKES * 1e6), ["fdatasync"])),
         **{f"order-{seed}": Variant(options=("--order", str(seed))) for seed in (1, 2, 3)},
     }
 
@@ -130,7 +130,7 @@ def run(variant: Variant, log: Path) -> Run:
         process = subprocess.Popen(
             [sys.executable, "-m", "pytest", "-q", *variant.options],
             cwd=ROOT,
-            env=os.environ | ({"LD_PRELOAD": str(variant.preload)} if variant.preload else {}),
+            env=os.environ | ({"SLOW_DISK": str(variant.slow_disk)} if variant.slow_disk else {}),
             stdout=output,
             stderr=subprocess.STDOUT,
         )

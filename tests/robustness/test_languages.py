@@ -186,8 +186,6 @@ def test_programs_in_several_languages_share_one_lock_and_one_queue(
     assert set(grants) == set(crowd)
     judges = [*CHECKERS]
     if not too_late_to_renew(late, TTL):
-        # The queue serves all in turn. A waiter that gave up, and one that polls, has fewer turns.
-        assert min(grants.values()) > max(grants.values()) / 3
         judges.append(kept_leases)
     if request.node.get_closest_marker("nightly"):
         judges.append(hand_over)  # judges durations, and beside other tests they say little
@@ -195,6 +193,9 @@ def test_programs_in_several_languages_share_one_lock_and_one_queue(
         finding = checker.check(history)
         assert finding.checked, finding.checker
         assert finding.violations == []
+    if kept_leases in judges:
+        # The queue serves all in turn. A waiter that gave up, and one that polls, has fewer turns.
+        assert min(grants.values()) > max(grants.values()) / 3
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ fails if more than MOST of the tests were not judged. What no lateness excuses i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from _pytest.runner import call_and_report
@@ -36,57 +36,78 @@ class Judge:
 
     def __init__(self, sleeper: Sleeper) -> None:
         self._sleeper = sleeper
+        self._reports: list[pytest.TestReport] = []
+        """Those of the current run of the current test."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         if stage_of(item) == "1":
             return None
+        item.ihook.pytest_timeout_cancel_timer(item=item)  # each phase of each run has a time limit of its own
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in self._run(item, nextitem):
-            item.ihook.pytest_runtest_logreport(report=report)
-        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        try:
+            self._run(item, nextitem)
+        finally:
+            for report in self._reports:
+                item.ihook.pytest_runtest_logreport(report=report)
+            item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
 
-    def _run(self, item: Any, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+    def _run(self, item: Any, nextitem: pytest.Item | None) -> None:
         dropped: list[str] = []
         for number in range(1, TRIES + 1):
-            # The time limit of a test begins with its turn, and again with each run.
-            item.ihook.pytest_timeout_cancel_timer(item=item)
-            with turn_of(item), _time_limit(item):
-                reports, late = self._run_once(item, nextitem)
-            wrong = [_message(report) for report in reports if report.failed]
-            if late <= LATE and not any(_is_not_judged(report) for report in reports):
+            with turn_of(item):
+                late = self._run_once(item, nextitem)
+            wrong = [_message(report) for report in self._reports if report.failed or _is_not_judged(report)]
+            if late <= LATE and not any(map(_is_not_judged, self._reports)):
                 break
-            if any(report.skipped and not _is_not_judged(report) for report in reports):
+            if any(report.skipped and not _is_not_judged(report) for report in self._reports):
                 break
             if any(machine.UNSAFE in message for message in wrong):
                 break
             dropped += wrong
             if number == TRIES:
-                for report in reports:
-                    if report.when == "call" or report.failed:
-                        report.outcome = "skipped"
-                        report.longrepr = (str(item.path), item.location[1] or 0, f"{NOT_JUDGED} late by {late:.2f} s")
-        reports[-1].dropped = dropped  # type: ignore[attr-defined]
-        return reports
+                _excuse(item, self._reports, f"{NOT_JUDGED} late by {late:.2f} s")
+        self._reports[-1].dropped = dropped  # type: ignore[attr-defined]
 
-    def _run_once(self, item: Any, nextitem: pytest.Item | None) -> tuple[list[pytest.TestReport], float]:
-        """Run a test as pytest does, and return its reports, and by how much the machine was late.
+    def _run_once(self, item: Any, nextitem: pytest.Item | None) -> float:
+        """Run a test as pytest does, and return by how much the machine was late.
 
         If the machine was late, the fixtures of every scope end with the test: it may have left a program or a server
         that other tests share in the middle of something. What comes after a failed body does not excuse it.
         """
+        self._reports = []
         self._sleeper.worst(reset=True)
         if not item._request:
             item._initrequest()
-        reports = [call_and_report(item, "setup", log=False)]
-        if reports[0].passed:
-            reports.append(call_and_report(item, "call", log=False))
-        late, failed = self._sleeper.worst(), reports[-1].failed
-        reports.append(call_and_report(item, "teardown", log=False, nextitem=None if late > LATE else nextitem))
+        self._run_phase(item, "setup")
+        if self._reports[0].passed:
+            self._run_phase(item, "call")
+        late, failed = self._sleeper.worst(), self._reports[-1].failed
+        self._run_phase(item, "teardown", nextitem=None if late > LATE else nextitem)
         item._request = False
         item.funcargs = None
-        return reports, late if failed else max(late, self._sleeper.worst())
+        return late if failed else max(late, self._sleeper.worst())
+
+    def _run_phase(self, item: pytest.Item, when: Literal["setup", "call", "teardown"], **options: Any) -> None:
+        settings = _get_item_settings(item)
+        if settings.timeout:
+            item.ihook.pytest_timeout_set_timer(item=item, settings=settings)
+        try:
+            self._reports.append(call_and_report(item, when, log=False, **options))
+        finally:
+            item.ihook.pytest_timeout_cancel_timer(item=item)
+
+
+def _excuse(item: Any, reports: list[pytest.TestReport], reason: str) -> None:
+    """Let one of the reports say that the test was not judged, and none that it failed."""
+    says_so = next((one for one in reports if _is_not_judged(one)), None)
+    for report in reports:
+        if says_so is None and (report.failed or report.when == "call"):
+            report.outcome, says_so = "skipped", report
+            report.longrepr = (str(item.path), item.location[1] or 0, reason)
+        elif report.failed:
+            report.outcome, report.longrepr = "passed", None
 
 
 def _is_not_judged(report: pytest.TestReport) -> bool:
@@ -95,18 +116,8 @@ def _is_not_judged(report: pytest.TestReport) -> bool:
 
 def _message(report: pytest.TestReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
-    return f"{report.when}: {crash.message if crash else report.longreprtext}"
-
-
-@contextmanager
-def _time_limit(item: Any) -> Iterator[None]:
-    settings = _get_item_settings(item)
-    if settings.timeout:
-        item.ihook.pytest_timeout_set_timer(item=item, settings=settings)
-    try:
-        yield
-    finally:
-        item.ihook.pytest_timeout_cancel_timer(item=item)
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+    return f"{report.when}: {crash.message if crash else text}"
 
 
 class Count:

@@ -7,6 +7,7 @@ processor.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import socket
@@ -93,7 +94,8 @@ UNSAFE = "wrong on any machine"
 
 def not_judged(to: str) -> NoReturn:
     """End a test of which the machine was too late to do its part."""
-    pytest.skip(f"{NOT_JUDGED} too late {to}")
+    error = sys.exc_info()[1]
+    pytest.skip(f"{NOT_JUDGED} too late {to}" + (f": {error!r}" if error else ""))
 
 
 def too_late_to_renew(lateness: float, ttl: float) -> bool:
@@ -167,8 +169,11 @@ class Sleeper:
 
     def worst(self, reset: bool = False) -> float:
         """Return by how much it was late at most. With `reset`, the next answer counts from now on."""
-        self._asks.send(b"r" if reset else b"a")
-        return float(self._asks.recv(24, socket.MSG_WAITALL))
+        try:
+            self._asks.send(b"r" if reset else b"a")
+            return float(self._asks.recv(24, socket.MSG_WAITALL))
+        except (OSError, ValueError):
+            return math.inf  # it was killed
 
     def __exit__(self, *_: object) -> None:
         self._asks.close()

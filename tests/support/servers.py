@@ -27,10 +27,10 @@ from tests.support.ports import ReservedPort
 
 DEFAULT_IMAGE = "postgres:17"
 
-_PRELOADED = {name: value for name, value in os.environ.items() if name == "LD_PRELOAD"}
-"""What slows the disks of all servers in a variant of tests/robustness/stress_gate.py."""
+_SLOW_DISK = os.environ.get("SLOW_DISK")
+"""A library that slows the disk, in a variant of tests/robustness/stress_gate.py."""
 
-_QUICK = {} if _PRELOADED else {"fsync": "off"}
+_QUICK = {} if _SLOW_DISK else {"fsync": "off"}
 """No test on a shared server simulates a crash of the machine. Tests that do start a server of their own."""
 
 
@@ -86,7 +86,7 @@ def private_server(
     """Yield an embedded server for one caller, with both schemas if `installed`. The server ends with this process."""
     folder = new_folder(memory() if in_memory else None)
     server = Server(folder, settings=settings, dies_with_us=True)
-    server.environment |= _PRELOADED
+    server.environment |= {"LD_PRELOAD": _SLOW_DISK} if _SLOW_DISK else {}
     try:
         _copy_data(_installed() if installed else _template(), server)
         server.start()

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from tests.robustness.history.record import History, Operation
 from tests.support.machine import UNSAFE
 
-JUDGE_DURATIONS = ("hand-over in time", "lease kept alive", "recovery", "release in time", "takeover in time")
+DEPEND_ON_TIME = (
+    "free lock granted", "hand-over in time", "lease kept alive", "permits back", "queue order", "recovery",
+    "release in time", "takeover in time", "writers in turn",
+)  # fmt: skip
 """The checkers whose violations a late machine may cause."""
 
 
@@ -24,12 +27,11 @@ class Finding:
     """Number of operations that the checker could judge. If it is 0, the check has shown nothing."""
     violations: list[str] = field(default_factory=list)
     after: int | None = None
+    """Number of operations in the history at the moment when the first violation became visible."""
 
     def __post_init__(self) -> None:
-        if self.checker not in JUDGE_DURATIONS:
+        if self.checker not in DEPEND_ON_TIME:
             self.violations = [f"{UNSAFE}: {one}" for one in self.violations]
-
-    """Number of operations in the history at the moment when the first violation became visible."""
 
 
 Checker = Callable[[History], Finding]
