@@ -334,6 +334,7 @@ def test_test_is_not_judged_while_the_machine_is_late(tmp_path: Path, processes:
         assert done.outcome(f"test_{test}") == "FAILED", done.output
     assert "4 failed, 305 passed, 6 skipped" in done.output
     assert "6 of 315 tests were not judged" in done.output
+    assert " 16 runs of a test were repeated" in done.output
     assert "That is more than" not in done.output
     for test in ("always_late_and_red", "always_late_and_green", "green_before_a_late_end", "late_before_a_red_end"):
         assert f"  test_inner.py::test_{test}" in done.output

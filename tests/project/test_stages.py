@@ -77,12 +77,20 @@ def test_order_of_a_number_is_random_and_always_the_same() -> None:
     assert all(len({one.path for one in first[place : place + 3]}) == 1 for place in range(0, 18, 3))
 
 
+def test_first_stage_begins_with_mypy_and_then_with_large_modules() -> None:
+    tests: list[Any] = [
+        SimpleNamespace(path=Path(module), fixturenames=["server"] * used, nodeid=f"{module}{number}")
+        for module, number, used in (("a", 1, 1), ("b", 1, 1), ("b", 2, 1), (stages.LONGEST, 1, 0), ("d", 1, 0))
+    ]
+    assert [one.nodeid for one in stages._ordered(tests, None)] == [f"{stages.LONGEST}1", "b1", "b2", "a1", "d1"]
+    assert (Path(__file__).parent / stages.LONGEST).exists()
+
+
 def test_second_stage_begins_large_and_own_servers_in_turn() -> None:
     tests: list[Any] = [
         SimpleNamespace(path=Path(module), fixturenames=["server"] * used, nodeid=f"{module}{number}")
         for module, number, used in (("a", 1, 0), ("b", 1, 1), ("b", 2, 1), ("c", 1, 1), ("d", 1, 0))
     ]
-    assert [one.nodeid for one in stages._ordered(tests, None)] == ["b1", "b2", "c1", "a1", "d1"]
     assert [one.nodeid for one in stages._ordered(tests, None, "2")] == ["b1", "b2", "d1", "c1", "a1"]
 
 

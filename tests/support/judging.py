@@ -68,7 +68,7 @@ class Judge:
             dropped += wrong
             if number == TRIES:
                 _excuse(item, self._reports, f"{NOT_JUDGED} late by {late:.2f} s")
-        self._reports[-1].dropped = dropped  # type: ignore[attr-defined]
+        self._reports[-1].runs, self._reports[-1].dropped = number, dropped  # type: ignore[attr-defined]
 
     def _run_once(self, item: Any, nextitem: pytest.Item | None) -> float:
         """Run a test as pytest does, and return by how much the machine was late.
@@ -127,11 +127,13 @@ class Count:
         self._tests: set[str] = set()
         self._not_judged: set[str] = set()
         self._dropped: dict[str, list[str]] = {}
+        self._repeated = 0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if (dropped := getattr(report, "dropped", None)) is not None:
             self._tests.add(report.nodeid)
             self._dropped[report.nodeid] = dropped
+            self._repeated += report.runs - 1  # type: ignore[attr-defined]
         if _is_not_judged(report):
             self._not_judged.add(report.nodeid)
 
@@ -149,7 +151,7 @@ class Count:
         terminalreporter.section("judged")
         terminalreporter.line(
             f"{len(self._not_judged)} of {len(self._tests)} tests were not judged, because the machine was late"
-            f" by more than {LATE} s in each of {TRIES} tries."
+            f" by more than {LATE} s in each of {TRIES} tries. {self._repeated} runs of a test were repeated."
         )
         for nodeid in sorted(self._not_judged):
             terminalreporter.line(f"  {nodeid}")
