@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
 
 import dblock
+from tests.support.eventually import eventually
 
 FIELDS = ("lock", "token", "holder", "reason")
 
@@ -55,17 +57,25 @@ def test_loss_carries_its_reason(client: dblock.Client, owner: psycopg.Connectio
     assert records(debug, "lost") == [("a", lease.token, None, "expired")]
 
 
-def test_timeout_and_queue_carry_the_holder(dsn: str, debug: pytest.LogCaptureFixture) -> None:
+def test_timeout_carries_the_holder(dsn: str, debug: pytest.LogCaptureFixture) -> None:
     with dblock.Client(dsn, holder="me") as client, client.lock("a"):
         with pytest.raises(dblock.LockTimeout):
             client.lock("a").acquire(timeout=0.05)
         with pytest.raises(dblock.LockTimeout):
             client.lock_any(["a"]).acquire(timeout=0.05)
     assert records(debug, "not acquired") == [("a", None, "me", "timeout")] * 2
-    assert records(debug, "queued")[0] == ("a", None, "me", None)
     (warned, *_) = records(debug, "already holds")
     assert (warned[0], warned[2]) == ("a", "me")
     assert warned[1] is not None
+
+
+def test_queue_carries_the_holder(dsn: str, client: dblock.Client, debug: pytest.LogCaptureFixture) -> None:
+    with dblock.Client(dsn, holder="me") as waiter, ThreadPoolExecutor(1) as thread:
+        with client.lock("a"):
+            waiting = thread.submit(waiter.lock("a").acquire)
+            eventually(lambda: records(debug, "queued"), "the waiter is queued")
+        waiting.result(60).release()
+    assert records(debug, "queued")[0] == ("a", None, "me", None)
 
 
 def test_efficiency_lock_has_no_token_in_its_records(client: dblock.Client, debug: Any) -> None:
