@@ -392,6 +392,7 @@ def test_lease_checked_while_presence_is_in_doubt_reports_lost(
             checked.set()
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("seems_direct")
 def test_silent_connection_is_replaced_without_losing_a_lease(dsn: str, owner: psycopg.Connection) -> None:
     timings = timings_with(ping_interval=0.2, reply_within=0.3)

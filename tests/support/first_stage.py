@@ -20,6 +20,7 @@ from dblock._core import timings
 from dblock._core.effects import Call
 from dblock._core.timings import Timings
 from dblock._runtime.runner import AsyncRunner, Runner
+from dblock.admin.probe import behaviours, session_pair
 from tests.support import machine
 from tests.support.facade import function_of
 from tests.support.shell import Shell
@@ -54,6 +55,8 @@ _DURATION = re.compile(r'\{?"?(\d+\.\d{6}) s')
 def _patient_clients(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if stage_of(request.node) == "1" and not uses_injected_clock(request.node):
         monkeypatch.setattr(timings, "default", PATIENT)
+        monkeypatch.setattr(session_pair, "SECOND_WITHIN", PATIENT.probe_within)
+        monkeypatch.setattr(behaviours, "ARRIVES_WITHIN", PATIENT.probe_within)
 
 
 @pytest.hookimpl(wrapper=True)

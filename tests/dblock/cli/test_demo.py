@@ -239,7 +239,7 @@ def test_server_of_the_story_is_stopped_when_the_sessions_of_its_workers_have_en
     ends_at = time.monotonic() + seconds
     server.in_use.side_effect = lambda: time.monotonic() < ends_at
     monkeypatch.setattr("dblock.embedded.status", mock.Mock(side_effect=[None, server]))
-    monkeypatch.setattr(command, "SESSIONS_END_WITHIN", 3.0 if stopped else 0.2)
+    monkeypatch.setattr(command, "SESSIONS_END_WITHIN", 60.0 if stopped else 0.2)
     with command._temporary_server(mock.Mock()):
         pass
     assert server.stop.called == stopped

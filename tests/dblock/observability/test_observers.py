@@ -264,6 +264,8 @@ print(*[name for name in sys.modules if "observ" in name or "prometheus" in name
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == ""
 
 
+@pytest.mark.second_stage
+@pytest.mark.alone
 def test_missing_observers_cost_less_than_a_microsecond_per_pair(client: dblock.Client) -> None:
     """The steps of a pair with the place for observers, less the same steps without it."""
     lock = client.lock("a")

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 
 import fenced_store
+from tests.support.eventually import eventually
 
 MINE = "batch@worker-2:4412"
 
@@ -111,4 +112,6 @@ def build(dsn: str) -> Scene:
         scene.hold(f"nightly:{number:02}", f"cron@worker-{number}:40{number}", f"{number + 2} min")
     scene.keep()
     scene._alive[1].close()
+    ended = "SELECT NOT alive FROM list_presence('export:monthly')"
+    eventually(lambda: scene.call(ended) == [True], "the end of the dead holder's session")
     return scene
