@@ -58,6 +58,10 @@ def test_that_measures():
     with machine.soon(60):
         pass
 
+@pytest.mark.alone
+def test_that_runs_alone():
+    pass
+
 def test_that_stays_calm():
     with sleeper() as process:
         process.terminate()
@@ -97,6 +101,7 @@ def test_first_stage_refuses_tests_that_depend_on_the_machine(tmp_path: Path, ds
         "test_that_freezes": "freezes a process",
         "test_that_forks": "forks this process",
         "test_that_measures": "measures a duration",
+        "test_that_runs_alone": "measures a duration",
         "test_short_lease": "has a lease of 9.5 s",
         "test_short_renewal": "has a lease of 9.5 s",
         "test_short_run": "has a lease of 9.5 s",

@@ -133,7 +133,7 @@ class Count:
         if (dropped := getattr(report, "dropped", None)) is not None:
             self._tests.add(report.nodeid)
             self._dropped[report.nodeid] = dropped
-            self._repeated += report.runs - 1  # type: ignore[attr-defined]
+            self._repeated += report.runs - 1
         if _is_not_judged(report):
             self._not_judged.add(report.nodeid)
 

@@ -41,6 +41,11 @@ def needs_processes(test: Any) -> bool:
     return any(one in source for one in ("run_in_child(", "killed_at(", "ThreadPoolExecutor("))
 
 
+def measures(test: Any) -> bool:
+    """Return whether a test measures what it takes of a processor."""
+    return any(mark.name == "alone" for mark in getattr(test, "pytestmark", []))
+
+
 def has_tasks(request: pytest.FixtureRequest) -> bool:
     """Return whether the test is a coroutine function."""
     return inspect.iscoroutinefunction(request.function)
@@ -119,5 +124,6 @@ for _module in MODULES:
             and needs(_test) & {"client", "dsn"}
             and not needs_a_server(_test)
             and not needs_processes(_test)
+            and not measures(_test)
         ):
             globals()[_here] = _test
