@@ -20,15 +20,13 @@ from tests.support.eventually import eventually
 SESSIONS_END_WITHIN = 60.0
 """Seconds. The server ends a session some time after its client has closed the connection."""
 
-_TOUCH = """
-    DO $$ BEGIN
-        EXECUTE replace(pg_get_functiondef('dblock.touch_client(uuid)'::regprocedure), '{}', '{}');
-    END $$
-"""
-KEEP_WAITERS = _TOUCH.format("3 seconds", "5 minutes")
+_REPLACE = "DO $$ BEGIN EXECUTE replace(pg_get_functiondef('dblock.{}'::regproc), $a${}$a$, $a${}$a$); END $$"
+KEEP_WAITERS = _REPLACE.format("touch_client", "3 seconds", "5 minutes")
 """Makes a waiter count as alive for longer than a machine stands still."""
-LET_WAITERS_DIE = _TOUCH.format("5 minutes", "3 seconds")
+LET_WAITERS_DIE = _REPLACE.format("touch_client", "5 minutes", "3 seconds")
 """Undoes this, for tests that move the clock themselves."""
+WAIT_LONGER = [_REPLACE.format("catch_up_tokens", "'2s'", "'60s'"), _REPLACE.format("claim_slot", "'1s'", "'60s'")]
+"""Makes a grant and a host wait for a session that stands still."""
 
 _numbers = itertools.count()
 
@@ -95,7 +93,8 @@ class Databases:
         fenced_store.install(self.dsn(template))
         if waiters_stay:
             with psycopg.connect(self.dsn(template)) as connection:
-                connection.execute(KEEP_WAITERS.encode())
+                for statement in (KEEP_WAITERS, *WAIT_LONGER):
+                    connection.execute(statement.encode())
         return template
 
     def _run(self, statement: str, *names: str) -> None:

@@ -19,6 +19,7 @@ import pytest
 from dblock._core import timings
 from dblock._core.effects import Call
 from dblock._core.timings import Timings
+from dblock._runtime import event_loop
 from dblock._runtime.runner import AsyncRunner, Runner
 from dblock.admin.probe import behaviours, session_pair
 from tests.support import machine
@@ -55,6 +56,7 @@ _DURATION = re.compile(r'\{?"?(\d+\.\d{6}) s')
 def _patient_clients(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if stage_of(request.node) == "1" and not uses_injected_clock(request.node):
         monkeypatch.setattr(timings, "default", PATIENT)
+        monkeypatch.setattr(event_loop, "BLOCKED_AFTER", 60.0)
         monkeypatch.setattr(session_pair, "SECOND_WITHIN", PATIENT.probe_within)
         monkeypatch.setattr(behaviours, "ARRIVES_WITHIN", PATIENT.probe_within)
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -105,12 +106,13 @@ async def test_terminated_backends_are_replaced_without_the_caller_noticing(
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError, ValueError])
 def test_body_left_over_a_dead_connection_still_releases(
-    client: dblock.Client, owner: psycopg.Connection, error: type[BaseException]
+    dsn: str, owner: psycopg.Connection, error: type[BaseException]
 ) -> None:
-    with pytest.raises(error), client.lock("a", ttl=600):
-        owner.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dblock'")
-        raise error
-    assert client.lock("a").holder() is None
+    with dblock.Client(dsn, presence=20) as client:
+        with pytest.raises(error), client.lock("a", ttl=600):
+            owner.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dblock'")
+            raise error
+        assert client.lock("a").holder() is None
 
 
 CLIENT_SESSIONS = "application_name = 'dblock' AND datname = current_database()"
@@ -401,7 +403,8 @@ def test_temporary_objects_cannot_replace_the_schemas_objects(dsn: str, role: st
 
 
 async def test_exhausted_pool_is_an_error_that_names_its_size(clients: Clients, owner: psycopg.Connection) -> None:
-    client = clients(pool_size=1, patience=20)
+    # Without a lasting lease: the keep-alive would take the pool's connection for itself.
+    client = clients(pool_size=1, patience=20, timings=replace(clients.timings, lasting=1000.0))
     await client.lock("warm").acquire()
     getattr(client, "_inner", client)._runtime.runner._pool._patience = 0.3
     with psycopg.connect(clients.dsn) as blocker:

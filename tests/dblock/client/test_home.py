@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import signal
 import subprocess
 import sys
 import threading
@@ -24,10 +23,12 @@ from dblock._core.effects import Call
 from dblock._core.listener_failures import Failure
 from dblock._runtime import home as home_module
 from dblock._runtime import keepalive_runner, pool_demand
+from dblock._runtime.connection import RawConnection
 from dblock._runtime.error_mapping import Overdue
 from dblock._runtime.home import Home
 from dblock._runtime.target import Target
 from dblock._runtime.threads import started
+from tests.dblock.client.test_interrupts import raised_after
 from tests.support.eventually import eventually, eventually_async
 from tests.support.facade import Clients
 from tests.support.machine import measured
@@ -367,21 +368,27 @@ async def test_client_with_one_connection_renews_and_releases_on_a_full_server(
 
 @pytest.mark.usefixtures("quick")
 async def test_renewal_goes_before_a_borrower_that_waits_for_longer(
-    clients: Clients, owner: psycopg.Connection
+    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = watched(clients)
     await client.lock("a").acquire()
     home = await only_home(client, owner)
-    order: list[str] = []
+    order: list[Any] = []
+    exchange = RawConnection.exchange
+
+    def noted(raw: RawConnection, call: Call, within: float) -> Any:
+        nonlocal order
+        if call.sql == ONE.sql:
+            order += call.args  # while the call has the connection
+        return exchange(raw, call, within)
 
     def borrow() -> None:
-        home.lend(ONE, 20.0, 20.0)
-        order.append("borrower")
+        home.lend(ONE._replace(args=("borrower",)), 20.0, 20.0)
 
     def renew() -> None:
-        home.renew(ONE, 20.0, 20.0, interrupts=False)
-        order.append("renewal")
+        home.renew(ONE._replace(args=("renewal",)), 20.0, 20.0, interrupts=False)
 
+    monkeypatch.setattr(RawConnection, "exchange", noted)
     with home.lock:
         threads = [threading.Thread(target=borrow) for _ in range(3)]
         for thread in threads:
@@ -461,10 +468,11 @@ async def test_waiter_is_woken_although_the_connection_is_borrowed(
     assert await kept.release()
 
 
+@pytest.mark.second_stage
 async def test_cancelled_borrower_returns_the_connection_before_it_cleans_up(
     dsn: str, owner: psycopg.Connection, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timings = timings_with(**QUICK)
+    timings = timings_with(**QUICK, lent_for=2.0, free_within=2.0)
     watched_dsn = make_conninfo(dsn, application_name=WATCHED)
     async with dblock.AsyncClient(watched_dsn, presence=None, timings=timings) as client:
         lease = await client.lock("a").acquire()
@@ -483,10 +491,11 @@ async def test_cancelled_borrower_returns_the_connection_before_it_cleans_up(
         assert await lease.release()
 
 
+@pytest.mark.second_stage
 def test_interrupted_borrower_returns_the_connection(
     dsn: str, owner: psycopg.Connection, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timings = timings_with(**QUICK)
+    timings = timings_with(**QUICK, lent_for=2.0, free_within=2.0)
     with dblock.Client(make_conninfo(dsn, application_name=WATCHED), presence=None, timings=timings) as client:
         lease = client.lock("a").acquire()
         home = asyncio.run(only_home(client, owner))
@@ -495,17 +504,9 @@ def test_interrupted_borrower_returns_the_connection(
         keeper.do("SELECT pg_advisory_lock(7)")
         runner = inner(client).runner
 
-        def interrupt(*_: object) -> None:
-            raise KeyboardInterrupt
-
-        before = signal.signal(signal.SIGALRM, interrupt)
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
-            with pytest.raises(KeyboardInterrupt):
-                runner.perform(BLOCKED)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+        waiting = sessions.wait_until_a_session_waits
+        with pytest.raises(KeyboardInterrupt), raised_after(waiting, KeyboardInterrupt):
+            runner.perform(BLOCKED)
         assert not runner._home.in_use
         eventually(lambda: home.raw.usable)
         keeper.do("SELECT pg_advisory_unlock(7)")
@@ -554,9 +555,14 @@ async def test_closing_client_waits_for_a_borrower(
     client = watched(clients)
     await client.lock("a").acquire()
     await only_home(client, owner)
-    calling = asyncio.create_task(called(client, Call(b"SELECT $1::text FROM pg_sleep(0.1)", ("1",))))
-    await eventually_async(lambda: inner(client).runner is None or inner(client).runner._home.in_use or calling.done())
-    await client.close()
+    keeper = sessions.open()
+    keeper.do("SELECT pg_advisory_lock(7)")
+    calling = asyncio.create_task(called(client, BLOCKED))
+    await asyncio.to_thread(sessions.wait_until_a_session_waits)
+    closing = asyncio.create_task(client.close())
+    await asyncio.sleep(0.1)  # until it waits
+    keeper.do("SELECT pg_advisory_unlock(7)")
+    await closing
     assert await calling == ("1",)
     await eventually_async(lambda: connections(owner) == 0)
     assert owner.execute("SELECT count(*) FROM distributed_locks WHERE expires_at > now()").fetchone() == (0,)

@@ -52,6 +52,13 @@ async def quiet(
     monkeypatch.undo()
 
 
+@pytest.fixture
+def patient_loans(clients: Clients) -> None:
+    """Lend the connection for longer than a machine stands still."""
+    clients.timings = replace(clients.timings, lent_for=20.0, last_resort_for=20.0, loan_given_up_within=20.0)
+
+
+@pytest.mark.usefixtures("patient_loans")
 async def test_calls_at_the_same_time_take_turns_over_the_one_connection(quiet: Any) -> None:
     leases = await asyncio.gather(*(quiet.lock(f"a{number}").try_acquire() for number in range(8)))
     assert await asyncio.gather(*(lease.release() for lease in leases)) == [True] * 8
@@ -102,7 +109,7 @@ async def test_grant_whose_reply_came_too_late_is_given_back(
 
     def lose_reply(*args: Any) -> None:
         monkeypatch.setattr(home, "lend", refuse)
-        lend(*args)
+        lend(args[0]._replace(giving_up=20.0), 20.0, 20.0)
         raise Overdue("late")
 
     monkeypatch.setattr(home, "lend", lose_reply)

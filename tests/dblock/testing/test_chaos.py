@@ -19,6 +19,7 @@ from dblock.testing.leaks import Watch
 from dblock.testing.private_database import PrivateDatabase
 from dblock.testing.warm_client import backends_of, listening_backend
 from tests.support.eventually import eventually
+from tests.support.timings import timings_with
 
 
 def test_verbs_are_those_of_the_protocol(chaos: PostgresChaos) -> None:
@@ -209,19 +210,21 @@ def test_client_survives_the_end_of_all_its_sessions(
 
 
 def test_end_of_sessions_spares_those_of_clients_that_are_not_watched(
-    client: dblock.Client, chaos: PostgresChaos, holder: dblock.Client, database: PrivateDatabase
+    client: dblock.Client, chaos: PostgresChaos, watch: Watch, dsn: str, database: PrivateDatabase
 ) -> None:
-    with holder.lock("a"):
-        eventually(lambda: listening_backend(holder))
-    with client.lock("b", ttl=60) as lease:
-        theirs, ours = {*backends_of(client)}, {*backends_of(holder)}
-        assert len(ours) == 2
-        database.exclusive = False
-        assert chaos.kill_backend() >= 2
-        eventually(lambda: not ours & sessions(database))
-        assert theirs
-        assert theirs <= sessions(database)
-        lease.renew()
+    # Without a lasting lease: the keep-alive would open a connection of its own.
+    with dblock.Client(dsn, timings=timings_with(lasting=1000.0)) as holder:
+        with holder.lock("a"):
+            eventually(lambda: listening_backend(holder))
+        with client.lock("b", ttl=60) as lease:
+            theirs, ours = {*backends_of(client)}, {*backends_of(holder)}
+            assert len(ours) == 2
+            database.exclusive = False
+            assert chaos.kill_backend() >= 2
+            eventually(lambda: not ours & sessions(database))
+            assert theirs
+            assert theirs <= sessions(database)
+            lease.renew()
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,7 @@ def test_waiter_at_a_barrier_or_a_latch_is_noted_with_its_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(leaks, "WAITERS_LEAVE_WITHIN", 0.01)
+    monkeypatch.setattr(private_database, "SESSIONS_END_WITHIN", 60.0)
     with waiter(database, holder, wait):
         watch.note_calls()
     watch.note_calls()
@@ -226,7 +227,10 @@ def test_waiter_of_another_process_at_a_barrier_or_a_latch_is_noted(
     assert watch.left == [f"a waiter at {kind} 'b': theirs waits in another process"]
 
 
-def test_waiter_that_a_latch_lets_through_is_not_noted(watch: Watch, holder: dblock.Client, dsn: str) -> None:
+def test_waiter_that_a_latch_lets_through_is_not_noted(
+    watch: Watch, holder: dblock.Client, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaks, "WAITERS_LEAVE_WITHIN", 60.0)
     made = PrivateDatabase(dsn, "dblock", None, exclusive=False)
     with waiter(made, holder, wait_at_latch):
         holder.latch("b", count=2).count_down(2)
