@@ -17,7 +17,7 @@ from dblock._core.acquire import LockFlows
 from dblock._core.effects import Flow, Sleep
 from dblock._core.lease_state import LeaseState
 from dblock._core.presence import Presence
-from dblock._core.renewal import LONGEST_PAUSE, SHORTEST_PAUSE, RenewalSchedule, due_at
+from dblock._core.renewal import LONGEST_PAUSE, SHORTEST_PAUSE, RenewalSchedule
 from dblock.errors import ClientClosed, DblockError
 
 logger = logging.getLogger("dblock")
@@ -70,9 +70,8 @@ class KeepAliveFlow:
 
     def add(self, state: LeaseState) -> bool:
         """Keep this lease from now on. Return whether a loop that sleeps must be woken for it."""
-        self.schedule.add(state)
         self._in_use = True
-        return due_at(state) < self._asleep_until
+        return self.schedule.add(state) < self._asleep_until
 
     def discard(self, state: LeaseState) -> None:
         """Stop renewing this lease."""

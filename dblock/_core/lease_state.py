@@ -124,7 +124,7 @@ class LeaseState:
         self.sent_at = grant.sent_at
         """When the request was sent from which the trust window is counted."""
         self.retry_at = 0.0
-        """The earliest moment for the next renewal after a failed one."""
+        """When to repeat the last renewal, which failed; 0 if it did not."""
         self._unreachable = False
         self._presence = grant.presence
         self._last_held = clock.wall(now, grant.sent_at)

@@ -71,12 +71,16 @@ class RenewalSchedule:
         self._tie_now = False
         """Whether there is a new presence to tie the leases to."""
 
-    def add(self, state: LeaseState) -> None:
-        """Renew this lease from now on."""
+    def add(self, state: LeaseState) -> float:
+        """Renew this lease from now on. Return when it is due."""
         if state.keep_alive and not self._reached:
             state.reply_awaited()
         self._states.setdefault(state, self._now())
         self._latest[state.name] = state
+        if state.keep_alive and self._flows.presence not in (None, state.presence):
+            # It was requested before the presence was there, and the other leases may have been tied already.
+            self._tie_now = True
+        return -math.inf if self._tie_now else due_at(state)
 
     def discard(self, state: LeaseState) -> None:
         """Stop renewing this lease."""
@@ -154,7 +158,7 @@ class RenewalSchedule:
         now = self._now()
         tie_now, self._tie_now = self._tie_now, False
         presence = self._presence_to_tie(now)
-        batch = self._without_finished(self._due(now, presence, tie_now))
+        batch = self._without_finished(self._due(now, presence if tie_now else None))
         if not batch:
             return
         for state, _ in batch:
@@ -183,15 +187,15 @@ class RenewalSchedule:
                 return None
         return presence
 
-    def _due(self, now: float, presence: Presence | None, tie_now: bool) -> list[LeaseState]:
+    def _due(self, now: float, presence: Presence | None) -> list[LeaseState]:
         """Return the leases to renew now, because their time has come or because there is a new presence."""
         return [
             state
             for state in list(self._states)
             if state.keep_alive
             and (
-                (tie_now and state.presence is not presence)
-                or max(state.sent_at + _interval(state) / 2, state.retry_at) <= now
+                (presence is not None and state.presence is not presence)
+                or (state.retry_at or state.sent_at + _interval(state) / 2) <= now
             )
         ]
 
@@ -352,7 +356,7 @@ def due_at(state: LeaseState) -> float:
     """Return when a lease is due for renewal; infinite if it is not kept alive or its holder has let go."""
     if not state.keep_alive or state.over:
         return math.inf
-    return max(state.sent_at + _interval(state), state.retry_at)
+    return state.retry_at or state.sent_at + _interval(state)
 
 
 def _interval(state: LeaseState) -> float:

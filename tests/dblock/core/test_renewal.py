@@ -11,6 +11,7 @@ import pytest
 import dblock
 from dblock._core.acquire import TRUST, LockFlows
 from dblock._core.lease_state import LeaseState, Reason
+from dblock._core.presence import Presence, SocketState
 from dblock._core.renewal import RenewalSchedule
 from dblock._core.replies import Grant, items
 from dblock._core.timings import Timings
@@ -28,13 +29,20 @@ class Driver:
 
     def __init__(self) -> None:
         self.now = Clock()
-        self.schedule = RenewalSchedule(LockFlows("dblock", "me", self.now, timings=Timings()), self.now)
+        self.flows = LockFlows("dblock", "me", self.now, timings=Timings())
+        self.schedule = RenewalSchedule(self.flows, self.now)
 
-    def state(self, name: str, ttl: float = 30, **options: Any) -> LeaseState:
+    def state(self, name: str, ttl: float = 30, presence: Presence | None = None, **options: Any) -> LeaseState:
         now = self.now.now
-        state = LeaseState(Grant(name, 7, 0.0, now + ttl * TRUST, now), ttl, now=self.now, **options)
+        state = LeaseState(Grant(name, 7, 0.0, now + ttl * TRUST, now, presence), ttl, now=self.now, **options)
         self.schedule.add(state)
         return state
+
+    def presence(self, name: str = "there") -> Presence:
+        """Return a new presence, which is the client's from now on."""
+        presence = self.flows.presence = Presence(name, 5, lambda: SocketState.OPEN, self.now.now)
+        self.schedule.tie()
+        return presence
 
     def begin_renewal(self) -> tuple[Any, list[str]]:
         """Begin a renewal, and return its steps and the names of the locks that it renews."""
@@ -324,6 +332,55 @@ def test_last_round_gives_leases_back_before_anything_else(driver: Driver) -> No
     assert call.args[0] == '{"held","abandoned"}'
     assert call.within == 2
     assert driver.schedule.due_at() == math.inf
+
+
+def test_leases_are_tied_to_a_new_presence_at_once(driver: Driver) -> None:
+    before, unkept = driver.state("before"), driver.state("unkept", keep_alive=False)
+    presence = driver.presence()
+    assert driver.schedule.due_at() == -math.inf
+    assert driver.renew_due() == ["before"]
+    assert (before.presence, unkept.presence) == (presence, None)
+    assert driver.schedule.due_at() == 1010
+
+
+def test_lease_that_was_requested_before_the_presence_is_tied_to_it_at_once(driver: Driver) -> None:
+    """The reply comes after the other leases have been tied."""
+    presence = driver.presence()
+    driver.renew_due()
+    driver.state("tied", presence=presence)
+    assert driver.schedule.due_at() == 1010
+    late = driver.state("late", 600)
+    assert driver.schedule.due_at() == -math.inf
+    assert driver.renew_due() == ["late"]
+    assert late.presence is presence
+    assert driver.schedule.due_at() == 1010
+
+
+@pytest.mark.parametrize("missed", [True, False], ids=["the row is locked", "no reply"])
+def test_lease_that_could_not_be_tied_is_tied_soon(driver: Driver, missed: bool) -> None:
+    driver.presence()
+    driver.state("a", 600)
+    if missed:
+        assert driver.renew_due("{1}", "{busy}") == ["a"]
+    else:
+        steps, _ = driver.begin_renewal()
+        with pytest.raises(StopIteration):
+            steps.throw(dblock.Unavailable("no reply"))
+    assert driver.schedule.due_at() == 1001
+    assert driver.renew_due() == []
+    driver.now.now = 1001
+    assert driver.renew_due() == ["a"]
+    assert driver.schedule.due_at() == 1201
+
+
+def test_lease_is_not_renewed_early_while_the_presence_is_in_doubt(driver: Driver) -> None:
+    presence = driver.presence()
+    driver.renew_due()
+    driver.state("tied", presence=presence)
+    presence.stands = lambda now: False  # type: ignore[method-assign]
+    untied = driver.state("untied")
+    assert driver.renew_due() == []
+    assert untied.presence is None
 
 
 def test_give_back_of_a_late_renewal_leaves_time_to_renew_held_leases(driver: Driver) -> None:

@@ -37,7 +37,7 @@ def _keep_renewing() -> None:
 
     renewal.RenewalSchedule.discard = discard  # type: ignore[method-assign]
     renewal.RenewalSchedule._miss = miss  # type: ignore[method-assign]
-    renewal.due_at = lambda state: max(state.sent_at + state.ttl / renewal.RENEWALS_PER_TTL, state.retry_at)
+    renewal.due_at = lambda state: state.retry_at or state.sent_at + state.ttl / renewal.RENEWALS_PER_TTL
     LeaseState.renewal_confirmed = confirmed  # type: ignore[method-assign]
 
 
