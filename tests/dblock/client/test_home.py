@@ -517,7 +517,8 @@ def test_interrupted_borrower_returns_the_connection(
 def test_interrupt_while_a_borrower_begins_leaves_no_grant(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
-    timings = timings_with(**QUICK)
+    monkeypatch.setattr(Home, "may_lend", lambda home, call: home.is_open)
+    timings = timings_with(**QUICK, lent_for=20.0, free_within=20.0)
     with dblock.Client(make_conninfo(dsn, application_name=WATCHED), presence=None, timings=timings) as client:
         lease = client.lock("a").acquire()
         home = asyncio.run(only_home(client, owner))
