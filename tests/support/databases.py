@@ -6,7 +6,7 @@ import functools
 import itertools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -98,7 +98,15 @@ class Databases:
         return template
 
     def _run(self, statement: str, *names: str) -> None:
-        self._execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+        """Execute a statement. Repeat it while a session that it has to end stands still."""
+
+        def done() -> bool:
+            with suppress(psycopg.errors.ObjectInUse):
+                self._execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+                return True
+            return False
+
+        eventually(done, statement, SESSIONS_END_WITHIN)
 
     def _execute(self, composed: Any, args: list[Any] | None = None) -> psycopg.Cursor[Any]:
         """Execute a statement over a connection that stays open, and open it again if a test has ended it."""

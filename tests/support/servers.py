@@ -30,6 +30,9 @@ DEFAULT_IMAGE = "postgres:17"
 _SLOW_DISK = os.environ.get("SLOW_DISK")
 """A library that slows the disk, in a variant of tests/robustness/stress_gate.py."""
 
+IN_FOLDER = {"dynamic_shared_memory_type": "mmap"}
+"""Settings with which the shared memory of a server that is killed goes with its folder."""
+
 _QUICK = {} if _SLOW_DISK else {"fsync": "off"}
 """No test on a shared server simulates a crash of the machine. Tests that do start a server of their own."""
 
@@ -85,7 +88,7 @@ def private_server(
 ) -> Iterator[Server]:
     """Yield an embedded server for one caller, with both schemas if `installed`. The server ends with this process."""
     folder = new_folder(memory() if in_memory else None)
-    server = Server(folder, settings=settings, dies_with_us=True)
+    server = Server(folder, settings=IN_FOLDER | dict(settings or {}), dies_with_us=True)
     server.environment |= {"LD_PRELOAD": _SLOW_DISK} if _SLOW_DISK else {}
     try:
         _copy_data(_installed() if installed else _template(), server)

@@ -16,7 +16,7 @@ from dblock.embedded import Server
 from dblock.embedded.account import account_for
 from dblock.embedded.binaries import find
 from tests.support.eventually import eventually
-from tests.support.servers import new_folder
+from tests.support.servers import IN_FOLDER, new_folder
 
 PATIENCE = 30.0
 
@@ -41,7 +41,7 @@ def copy_of(primary: Server, *options: str) -> Iterator[Server]:
         cwd="/",
         **account.popen_options(),
     )
-    copy = Server(folder, dies_with_us=True)
+    copy = Server(folder, settings=IN_FOLDER, dies_with_us=True)
     try:
         yield copy
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -268,20 +269,20 @@ def test_lint_finds_bad_names(text: str, complaint: str) -> None:
 
 def test_database_metrics_come_from_one_query(dsn: str, client: dblock.Client, owner: psycopg.Connection) -> None:
     registry = CollectorRegistry()
-    database = DatabaseCollector(dsn, registry=registry)
-    with client.lock("order:1"), client.semaphore("gpu", permits=3):
-        owner.execute("SELECT acquire('order:1', attempt => gen_random_uuid(), client => gen_random_uuid())")
+    with contextlib.closing(DatabaseCollector(dsn, registry=registry)):
+        with client.lock("order:1"), client.semaphore("gpu", permits=3):
+            queued = "SELECT ticket FROM acquire('order:1', attempt => gen_random_uuid(), client => gen_random_uuid())"
+            eventually(lambda: owner.execute(queued).fetchone() != (None,))  # a renewal may have locked the row
+            found = values(generate_latest(registry).decode())
+        assert found["dblock_held{group=order}"] == 1
+        assert found["dblock_held{group=gpu}"] == 1
+        assert found["dblock_waiting{group=order}"] == 1
+        assert found["dblock_oldest_wait_seconds{group=order}"] > 0
+        assert found["dblock_once_overdue{group=order}"] == 0
+        assert found["dblock_database_up{}"] == 1
+        owner.execute("DELETE FROM lock_tickets")
         found = values(generate_latest(registry).decode())
-    assert found["dblock_held{group=order}"] == 1
-    assert found["dblock_held{group=gpu}"] == 1
-    assert found["dblock_waiting{group=order}"] == 1
-    assert found["dblock_oldest_wait_seconds{group=order}"] > 0
-    assert found["dblock_once_overdue{group=order}"] == 0
-    assert found["dblock_database_up{}"] == 1
-    owner.execute("DELETE FROM lock_tickets")
-    found = values(generate_latest(registry).decode())
-    assert found["dblock_held{group=order}"] == 0, "a group that was seen stays, so that its gauge falls to 0"
-    database.close()
+        assert found["dblock_held{group=order}"] == 0, "a group that was seen stays, so that its gauge falls to 0"
 
 
 def test_database_that_is_away_shows_as_down_and_comes_back(dsn: str, owner: psycopg.Connection) -> None:
