@@ -68,8 +68,8 @@ class RenewalSchedule:
         """How long the last renewal waited for a reply that did not come; 0 if it came."""
         self._renewal = Outage("keep-alive: renewals succeed again")
         self._releases = Outage("keep-alive: releases succeed again")
-        self._tie_now = False
-        """Whether there is a new presence to tie the leases to."""
+        self._tie_at = math.inf
+        """When to tie the leases to the client's presence."""
 
     def add(self, state: LeaseState) -> float:
         """Renew this lease from now on. Return when it is due."""
@@ -79,8 +79,8 @@ class RenewalSchedule:
         self._latest[state.name] = state
         if state.keep_alive and self._flows.presence not in (None, state.presence):
             # It was requested before the presence was there, and the other leases may have been tied already.
-            self._tie_now = True
-        return -math.inf if self._tie_now else due_at(state)
+            self.tie()
+        return min(self._tie_at, due_at(state))
 
     def discard(self, state: LeaseState) -> None:
         """Stop renewing this lease."""
@@ -97,7 +97,7 @@ class RenewalSchedule:
 
     def tie(self) -> None:
         """Tie the leases to the client's new presence at once."""
-        self._tie_now = True
+        self._tie_at = -math.inf
 
     def tied_to(self, presence: Presence) -> list[LeaseState]:
         """Return the leases that are tied to this presence and have not ended."""
@@ -138,9 +138,8 @@ class RenewalSchedule:
 
     def due_at(self) -> float:
         """Return when the next renewal is due; infinite if there is nothing to renew."""
-        if self._tie_now and self._states:
-            return -math.inf
-        return min((due_at(state) for state in list(self._states)), default=math.inf)
+        states = list(self._states)
+        return min(self._tie_at, *map(due_at, states)) if states else math.inf
 
     def tick(self, abandoned: list[LeaseState]) -> Flow[list[LeaseState]]:
         """Renew the leases that are due, then release the abandoned ones; return those that still need a release."""
@@ -156,9 +155,13 @@ class RenewalSchedule:
         So leases that began at different times come to be renewed together.
         """
         now = self._now()
-        tie_now, self._tie_now = self._tie_now, False
+        must_tie = self._tie_at <= now
+        if must_tie:
+            self._tie_at = math.inf  # before the presence is read: a newer one sets this again
         presence = self._presence_to_tie(now)
-        batch = self._without_finished(self._due(now, presence if tie_now else None))
+        if must_tie and presence is None and self._flows.presence is not None:
+            self._tie_at = min(self._tie_at, now + LONGEST_PAUSE)
+        batch = self._without_finished(self._due(now, presence if must_tie else None))
         if not batch:
             return
         for state, _ in batch:

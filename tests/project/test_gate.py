@@ -35,6 +35,7 @@ DEPENDS = """
 import os, signal, subprocess, sys
 import dblock, pytest
 from tests.support import machine
+from tests.support.shell import Shell
 
 def sleeper():
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -90,6 +91,25 @@ def test_short_run(client):
 def test_long_lease(client):
     with client.lock("a", ttl=10):
         pass
+
+def test_group_kill():
+    with subprocess.Popen([sys.executable, "-c", ""], start_new_session=True) as process:
+        os.killpg(process.pid, signal.SIGKILL)
+
+@pytest.fixture
+def no_program(monkeypatch):
+    monkeypatch.setattr(Shell, "start", lambda shell, *arguments, **options: None)
+
+@pytest.mark.parametrize("ttl", [["--ttl=9.5"], ["--ttl", "9.5s"]])
+def test_program(no_program, ttl):
+    Shell.start(None, "run", *ttl, "a", "--", "true", quiet=True)
+
+def test_patience(client):
+    assert client._runtime.flows.timings.give_up_within == 20
+
+@pytest.mark.second_stage
+def test_usual_patience(client):
+    assert client._runtime.flows.timings.give_up_within == 2
 """
 
 
@@ -105,11 +125,15 @@ def test_first_stage_refuses_tests_that_depend_on_the_machine(tmp_path: Path, ds
         "test_short_lease": "has a lease of 9.5 s",
         "test_short_renewal": "has a lease of 9.5 s",
         "test_short_run": "has a lease of 9.5 s",
+        "test_group_kill": "kills a process",
+        "test_program[ttl0]": "starts a program with a lease of 9.5 s",
+        "test_program[ttl1]": "starts a program with a lease of 9.5 s",
     }
     for test, fault in outcomes.items():
         assert done.outcome(test) == "FAILED", done.output
         assert f"A test of the first stage {fault}. Mark it second_stage" in done.said_of(test)
-    for test in ("test_that_stays_calm", "test_of_the_second_stage", "test_long_lease"):
+    calm = ["test_that_stays_calm", "test_of_the_second_stage", "test_long_lease", "test_patience"]
+    for test in (*calm, "test_usual_patience"):
         assert done.outcome(test) == "PASSED", done.output
 
 
@@ -246,6 +270,21 @@ def test_late_and_unsafe():
     judging.LATENESS.append(0.9)
     assert not [machine.UNSAFE]
 
+@pytest.mark.second_stage
+def test_unsafe_and_not_judged():
+    try:
+        assert not [machine.UNSAFE]
+    except AssertionError:
+        machine.not_judged("to renew")
+
+@pytest.mark.second_stage
+def test_late_and_unsafe_before_another_failure():
+    judging.LATENESS.append(0.9)
+    try:
+        assert not [machine.UNSAFE]
+    finally:
+        raise RuntimeError("at the end")
+
 @pytest.fixture
 def ends_late():
     yield
@@ -335,11 +374,13 @@ def test_test_is_not_judged_while_the_machine_is_late(tmp_path: Path, processes:
     assert done.outcome("test_late_once") == "PASSED", done.output
     for test in ("late_by_its_own_measure_once", "late_once_with_a_time_limit"):
         assert done.outcome(f"test_{test}") == "PASSED", done.output
-    for test in ("red_on_time", "late_once_that_hangs_then", "late_and_unsafe", "red_before_a_late_end"):
+    for test in ("red_on_time", "late_once_that_hangs_then", "red_before_a_late_end"):
         assert done.outcome(f"test_{test}") == "FAILED", done.output
-    assert "4 failed, 305 passed, 6 skipped" in done.output
-    assert "6 of 315 tests were not judged" in done.output
-    assert " 16 runs of a test were repeated" in done.output
+    for test in ("late_and_unsafe", "unsafe_and_not_judged", "late_and_unsafe_before_another_failure"):
+        assert done.outcome(f"test_{test}") == "FAILED", done.output
+    assert "6 failed, 305 passed, 6 skipped" in done.output
+    assert "6 of 317 tests were not judged" in done.output
+    assert " 16 tries were repeated" in done.output
     assert "That is more than" not in done.output
     for test in ("always_late_and_red", "always_late_and_green", "green_before_a_late_end", "late_before_a_red_end"):
         assert f"  test_inner.py::test_{test}" in done.output
@@ -357,7 +398,7 @@ def test_stage_fails_if_too_many_tests_were_not_judged(tmp_path: Path) -> None:
     few = LATE.replace("range(300)", "range(80)").replace("time.sleep(20)", "pass")
     few = few.replace("assert False", "assert True").replace("[machine.UNSAFE]", "[]")
     done = run(tmp_path, few, "--stage", "2", conftest=FAKE_MACHINE)
-    assert "8 of 95 tests were not judged" in done.output
+    assert "9 of 97 tests were not judged" in done.output
     assert "That is more than 2%" in done.output
     assert done.code == pytest.ExitCode.TESTS_FAILED
 
@@ -374,6 +415,12 @@ def test_each_test_has_a_database_of_its_own(own: Databases) -> None:
         connection.execute("SELECT dblock.try_acquire('a', '1 hour')")
     with own.taken(waiters_stay=True) as dsn, psycopg.connect(dsn, autocommit=True) as connection:
         assert connection.execute("SELECT count(*) FROM dblock.distributed_locks").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("function", ["catch_up_tokens", "claim_slot"])
+def test_database_of_the_first_stage_waits_for_a_session_that_stands_still(own: Databases, function: str) -> None:
+    with own.taken(waiters_stay=True) as dsn, psycopg.connect(dsn) as connection:
+        assert "'60s'" in str(connection.execute(f"SELECT pg_get_functiondef('dblock.{function}'::regproc)").fetchone())
 
 
 @pytest.mark.parametrize(("waiters_stay", "alive"), [(True, 300), (False, 3)])

@@ -22,6 +22,7 @@ from dblock.embedded import Server
 from tests.robustness.faults.server import kill_all_processes
 from tests.support import mutants
 from tests.support.frozen import frozen
+from tests.support.machine import UNSAFE
 from tests.support.servers import new_folder
 from tests.support.standby import copy_of, kill, promote, recover_to, standby_of, wait_until_caught_up
 
@@ -69,7 +70,7 @@ def tokens_across_a_failover(own_server: Server) -> list[int]:
 def test_no_token_repeats_or_falls_after_a_failover_that_lost_some(own_server: Server) -> None:
     tokens = tokens_across_a_failover(own_server)
     assert len(tokens) == 140
-    assert tokens == sorted(set(tokens))
+    assert tokens == sorted(set(tokens)), UNSAFE
 
 
 @pytest.mark.second_stage
@@ -112,14 +113,14 @@ def tokens_across_a_flip_back(own_server: Server) -> list[int]:
 def test_no_token_repeats_or_falls_after_sibling_promotions(own_server: Server) -> None:
     tokens = tokens_across_sibling_promotions(own_server)
     assert len(tokens) == 80
-    assert tokens == sorted(set(tokens))
+    assert tokens == sorted(set(tokens)), UNSAFE
 
 
 @pytest.mark.second_stage
 def test_no_token_repeats_or_falls_after_a_frozen_primary_comes_back(own_server: Server) -> None:
     tokens = tokens_across_a_flip_back(own_server)
     assert len(tokens) == 80
-    assert tokens == sorted(set(tokens))
+    assert tokens == sorted(set(tokens)), UNSAFE
 
 
 @pytest.mark.second_stage
@@ -175,7 +176,7 @@ def test_tokens_rise_at_a_second_promotion_too(own_server: Server) -> None:
             kill(second)
             promote(third)
             tokens += grant(third, 3)
-    assert tokens == sorted(set(tokens))
+    assert tokens == sorted(set(tokens)), UNSAFE
     assert 0 < time.time() - tokens[-1] / 1e6 < 10
 
 
@@ -202,4 +203,4 @@ def test_no_token_repeats_after_a_recovery_to_a_point_in_time(own_server: Server
             tokens += grant(copy, 5)
         finally:
             shutil.rmtree(archive)
-    assert tokens == sorted(set(tokens))
+    assert tokens == sorted(set(tokens)), UNSAFE

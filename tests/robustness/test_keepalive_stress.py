@@ -15,7 +15,7 @@ import pytest
 
 import dblock
 from dblock._core.effects import Flow
-from tests.support.machine import measured
+from tests.support.machine import UNSAFE, measured
 from tests.support.proxy import Proxy
 from tests.support.sessions import hold_first_grant
 
@@ -77,8 +77,8 @@ def test_leases_survive_a_busy_pool_and_a_slow_database(dsn: str, owner: psycopg
                     left, checked_at = lease.remaining(), time.monotonic()
                     row = owner.execute("SELECT token, remaining FROM holder(%s)", [lease.name]).fetchone()
                     if left > time.monotonic() - checked_at:
-                        assert row is not None, f"{lease!r} is trusted, but the server has no such lease"
-                        assert row[0] == lease.token
+                        assert row is not None, f"{UNSAFE}: {lease!r} is trusted, but the server has no such lease"
+                        assert row[0] == lease.token, UNSAFE
                     assert not lease.lost.is_set() or lateness() > TOO_LATE, f"{lease!r} was lost without need"
                 time.sleep(0.05)
         finally:

@@ -18,6 +18,7 @@ import pytest
 
 import dblock
 from tests.support.eventually import eventually
+from tests.support.machine import UNSAFE
 from tests.support.stages import first
 from tests.support.warm_start import Program
 
@@ -120,7 +121,7 @@ def test_stopped_holder_finds_its_lease_lost_when_it_resumes(dsn: str, times: in
             # The machine was late, and the holder was stopped while a renewal was under way, or about to be sent.
             why = trial.report["reason"]
         assert trial.report == {"lost": True, "left": 0.0, "reason": why, "released": False, "renew": why}
-        assert trial.next_token > trial.token
+        assert trial.next_token > trial.token, UNSAFE
 
 
 @pytest.mark.second_stage

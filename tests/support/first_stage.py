@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -73,7 +72,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
             original = getattr(owner, name)
 
             def observed(*args: Any, **named: Any) -> Any:
-                if fault := find(*args):
+                if fault := find(*args, **named):
                     faults.add(fault)
                 return original(*args, **named)
 
@@ -82,29 +81,40 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         observe(os, "kill", lambda pid, number: _FAULTS.get(number))
         observe(os, "killpg", lambda group, number: _FAULTS.get(number))
         observe(os, "fork", lambda: "forks this process")
-        observe(subprocess.Popen, "send_signal", lambda process, number: _FAULTS.get(number))
+        observe(subprocess.Popen, "send_signal", lambda process, sig: _FAULTS.get(sig))
         if not uses_injected_clock(item):
             observe(machine, "measuring", lambda: "measures a duration")
         observe(Shell, "start", _short_ttl)
         for runner in (Runner, AsyncRunner):
             observe(runner, "_call", _short_lease)
-        result = yield
+        try:
+            result = yield
+        except BaseException:
+            if faults:  # perhaps the test failed because of them
+                print(_message(faults))
+            raise
     if faults:
-        pytest.fail(
-            f"A test of the first stage {' and '.join(sorted(faults))}. Mark it second_stage, or show the claim on an"
-            " injected clock: docs/contributing/tests.md."
-        )
+        pytest.fail(_message(faults), pytrace=False)
     return result
 
 
-def _short_ttl(shell: Shell, *arguments: str) -> str | None:
-    for option, value in pairwise(arguments):
-        if option == "--ttl" and 1 <= float(value) < SHORTEST_TTL:  # dblock refuses a shorter one
-            return f"starts a program with a lease of {value} s"
+def _message(faults: set[str]) -> str:
+    longer = f", give the lease at least {SHORTEST_TTL:g} s" if "lease" in str(faults) else ""
+    return (
+        f"A test of the first stage {' and '.join(sorted(faults))}. Mark it second_stage{longer}, or show the claim on"
+        " an injected clock: docs/contributing/tests.md."
+    )
+
+
+def _short_ttl(shell: Shell, *arguments: str, **options: Any) -> str | None:
+    text = " ".join(arguments)
+    # dblock refuses less than a second.
+    if (found := re.search(r"--ttl[ =](\d+(?:\.\d+)?)s?(?: |$)", text)) and 1 <= float(found[1]) < SHORTEST_TTL:
+        return f"starts a program with a lease of {found[1]} s"
     return None
 
 
-def _short_lease(runner: Any, call: Call, *rest: Any) -> str | None:
+def _short_lease(runner: Any, call: Call, *rest: Any, **options: Any) -> str | None:
     function = function_of(call)
     if not re.search("acquire|renew|claim_slot", function):
         return None

@@ -59,14 +59,18 @@ def _isolation(request: pytest.FixtureRequest) -> Iterator[None]:
     passed_over = set() if stage_of(request.node) == "1" else {"files", "sockets"}
     before = _state()
     yield
-    try:
-        if _left(before, passed_over):
+    if left := _left(before, passed_over):
+        with suppress(AssertionError):
             # The garbage of a cycle may keep something open.
             eventually(lambda: gc.collect() >= 0 and not _left(before, passed_over), within=ENDS_WITHIN)
-    except AssertionError:
         left = _left(before, passed_over)
+    if left:
         _restore(before)
-        pytest.fail(f"The test left {'; '.join(left)}.")
+        pytest.fail(
+            f"The test left {'; '.join(left)}. End it in the test or in a fixture; write files to tmp_path. What later"
+            " tests share is started inside isolation.kept(): docs/contributing/tests.md.",
+            pytrace=False,
+        )
 
 
 def _state() -> State:

@@ -2,9 +2,9 @@
 
 Real time is part of these claims, so a machine that stands still for a second may turn a right program red, or hide the
 delay of a wrong one. A process that hardly does anything but sleep shows by how much the machine was late. If it was
-late during a test, the result of this run is dropped, whatever it is, and the test runs again. If it was late in TRIES
-runs, the test is reported as not judged. The stage ends with their number, and with every failure that was dropped. It
-fails if more than MOST of the tests were not judged. What no lateness excuses is never dropped: machine.UNSAFE.
+late during a test, this try does not count, whatever its result, and the test is tried again. If it was late in all of
+TRIES, the test is reported as not judged. The stage ends with their number, and with every failure that did not count.
+It fails if more than MOST of the tests were not judged. What no lateness excuses always counts: machine.UNSAFE.
 """
 
 from __future__ import annotations
@@ -63,12 +63,19 @@ class Judge:
                 break
             if any(report.skipped and not _is_not_judged(report) for report in self._reports):
                 break
-            if any(machine.UNSAFE in message for message in wrong):
+            if self._fails_for_safety():
                 break
             dropped += wrong
             if number == TRIES:
                 _excuse(item, self._reports, f"{NOT_JUDGED} late by {late:.2f} s")
         self._reports[-1].runs, self._reports[-1].dropped = number, dropped  # type: ignore[attr-defined]
+
+    def _fails_for_safety(self) -> bool:
+        """Return whether a report of the current run tells of what no lateness excuses, and let it fail then."""
+        unsafe = [report for report in self._reports if machine.UNSAFE in str(report.longrepr)]
+        for report in unsafe:
+            report.outcome = "failed"
+        return bool(unsafe)
 
     def _run_once(self, item: Any, nextitem: pytest.Item | None) -> float:
         """Run a test as pytest does, and return by how much the machine was late.
@@ -148,10 +155,12 @@ class Count:
         return (yield)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not self._tests:
+            return
         terminalreporter.section("judged")
         terminalreporter.line(
             f"{len(self._not_judged)} of {len(self._tests)} tests were not judged, because the machine was late"
-            f" by more than {LATE} s in each of {TRIES} tries. {self._repeated} runs of a test were repeated."
+            f" by more than {LATE} s in each of {TRIES} tries. {self._repeated} tries were repeated."
         )
         for nodeid in sorted(self._not_judged):
             terminalreporter.line(f"  {nodeid}")
@@ -159,7 +168,7 @@ class Count:
             for message in messages:
                 terminalreporter.line(f"Dropped, because the machine was late: {nodeid}: {message}")
         if self.too_many:
-            terminalreporter.line(f"That is more than {MOST:.0%}: run the stage again on a machine with less to do.")
+            terminalreporter.line(f"That is more than {MOST:.0%}: run them again on a machine with less to do.")
 
 
 def pytest_configure(config: pytest.Config) -> None:

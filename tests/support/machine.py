@@ -119,10 +119,9 @@ def soon(within: float) -> Iterator[None]:
 
 @contextmanager
 def before_long(within: float) -> Iterator[None]:
-    """Fail if the body takes longer by more seconds than a machine stands still.
+    """Fail if the body takes more than 8 s longer: it waits for something that does not end by itself.
 
-    It catches a body that waits for something that does not end by itself. Where a shorter wait counts too, another
-    test uses `soon`.
+    No machine stands still for so long. To claim speed, use `soon`.
     """
     measuring()
     began = time.monotonic()

@@ -28,7 +28,7 @@ from psycopg import conninfo
 from dblock.embedded.processes import pids_working_in
 from tests.support.eventually import eventually
 from tests.support.ports import ReservedPort
-from tests.support.servers import new_folder
+from tests.support.servers import IN_FOLDER, new_folder
 
 LEADER_KEY_TTL = 20
 """Seconds after which the key of a silent leader expires. Patroni allows no fewer."""
@@ -275,7 +275,7 @@ class Cluster:
                     "rewind": {"username": "postgres"},
                 },
                 "pg_hba": ["local all all trust", "host all all all trust", "host replication all all trust"],
-                "parameters": {"unix_socket_directories": str(node.folder)},
+                "parameters": {"unix_socket_directories": str(node.folder), **IN_FOLDER},
             },
         }
 

@@ -72,6 +72,11 @@ class Program(subprocess.Popen[Any]):
         self._terminal = terminal
         super().__init__(command, **({"start_new_session": terminal} | options))
 
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if kind is not None:
+            self.kill()  # a body that fails may not have ended it
+        super().__exit__(kind, *rest)
+
     def _execute_child(self, *arguments: Any) -> None:
         as_usual = super()._execute_child  # type: ignore[misc]
         given = inspect.signature(as_usual).bind(*arguments).arguments

@@ -381,6 +381,35 @@ def test_lease_is_not_renewed_early_while_the_presence_is_in_doubt(driver: Drive
     untied = driver.state("untied")
     assert driver.renew_due() == []
     assert untied.presence is None
+    assert driver.schedule.due_at() == 1001
+    driver.now.now = 1001
+    assert driver.renew_due() == []
+    del presence.stands
+    driver.now.now = 1002
+    assert driver.renew_due() == ["untied"]
+    assert untied.presence is presence
+    assert driver.schedule.due_at() == 1010
+
+
+def test_lease_is_tied_to_a_new_presence_once_the_last_one_has_ended(driver: Driver) -> None:
+    last = driver.presence()
+    state = driver.state("a", 600, last)
+    new = driver.presence("new")
+    assert driver.renew_due() == []
+    assert state.presence is last
+    last.end()
+    driver.now.now = driver.schedule.due_at()
+    assert driver.now.now == 1001
+    assert driver.renew_due() == ["a"]
+    assert state.presence is new
+
+
+def test_nothing_is_due_early_without_a_presence(driver: Driver) -> None:
+    driver.state("a")
+    driver.presence().end()
+    driver.flows.presence = None
+    assert driver.renew_due() == []
+    assert driver.schedule.due_at() == 1010
 
 
 def test_give_back_of_a_late_renewal_leaves_time_to_renew_held_leases(driver: Driver) -> None:
