@@ -202,6 +202,13 @@ def test_test_that_leaves_something_is_named(tmp_path: Path) -> None:
         assert done.outcome(test) == "PASSED", done.output
 
 
+@pytest.mark.second_stage
+def test_run_without_tests_of_its_stage_says_which_option_to_add(tmp_path: Path) -> None:
+    late = "import pytest\n@pytest.mark.second_stage\ndef test_late(): pass\n"
+    assert "add --stage 2" in run(tmp_path, late).output
+    assert "add --stage 2" not in run(tmp_path, late, "--stage", "2").output
+
+
 KEEPS = """
 import os
 from tests.support import isolation, servers

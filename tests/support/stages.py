@@ -28,6 +28,7 @@ LONGEST = "test_quality.py"
 """The module that takes the longest: without a cache, mypy needs more than half a minute of a processor."""
 
 _TURNS = pytest.StashKey[str]()
+_NONE_WANTED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -104,6 +105,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return SharedTestsFirst(config, log) if stage_of_run(config) == "2" else None
 
 
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if config.stash.get(_NONE_WANTED, False):
+        terminalreporter.line("No test of this stage was named: add --stage 2, or --nightly for a nightly test.")
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     if folder := config.stash.get(_TURNS, None):
         shutil.rmtree(folder)
@@ -128,6 +134,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     stage, nightly = stage_of_run(config), bool(config.getoption("--nightly"))
     runs = [item for item in items if _is_wanted(item, stage, nightly)]
     config.hook.pytest_deselected(items=[item for item in items if not _is_wanted(item, stage, nightly)])
+    config.stash[_NONE_WANTED] = bool(items and not runs)
     items[:] = _ordered(runs, config.getoption("--order"), stage)
     worker = getattr(config, "workerinput", None)
     if worker is not None and stage == "2":
