@@ -1,6 +1,6 @@
-"""Build wait-for graphs in the database, and look for deadlocks in them, without a client.
+"""Wait in the database without a client: in a queue, and in wait-for graphs with their deadlocks.
 
-A participant stands for a thread or a task: it holds locks, and waits for at most one.
+A participant of a graph stands for a thread or a task: it holds locks, and waits for at most one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,17 @@ import uuid
 from typing import Any
 
 import psycopg
+
+from tests.support.eventually import eventually
+
+
+def join_queue(
+    connection: psycopg.Connection[Any], name: str, holder: str = "waiter", client: uuid.UUID | None = None
+) -> None:
+    """Take a ticket for a lock. A renewal by the client that holds it may have locked the row for a moment."""
+    asked = "SELECT ticket FROM acquire(%s, attempt => gen_random_uuid(), client => %s, holder => %s)"
+    client = client or uuid.uuid4()
+    eventually(lambda: connection.execute(asked, [name, client, holder]).fetchone() != (None,), "a ticket")
 
 
 class Participant:

@@ -17,6 +17,7 @@ from tests.support.eventually import eventually
 from tests.support.proxy import Proxy
 from tests.support.shell import Shell
 from tests.support.terminal import Terminal
+from tests.support.waits import join_queue
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_lock_forced_now_is_free_at_once(shell: Shell, lease: dblock.Lease, dsn:
 def test_force_release_now_wakes_the_first_waiter(dsn: str, lease: dblock.Lease, owner: psycopg.Connection) -> None:
     """The waiter is notified and need not poll."""
     waiter = uuid.uuid4()
-    owner.execute("SELECT acquire('job', attempt => gen_random_uuid(), client => %s)", [waiter])
+    join_queue(owner, "job", client=waiter)
     owner.execute(f'LISTEN "dblock_{waiter.hex}"'.encode())
     with overview(resolve(dsn)) as database:
         assert database.force_release("job", lease.token, actor="me", reason="", now=True)

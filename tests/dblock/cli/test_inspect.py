@@ -19,6 +19,7 @@ from tests.support.machine import measured, too_late_to_renew
 from tests.support.proxy import Proxy
 from tests.support.shell import Shell, ended
 from tests.support.terminal import Terminal
+from tests.support.waits import join_queue
 
 HOSTILE = "a\x1b[2J\rb\u202ec\nd"
 
@@ -68,9 +69,7 @@ def test_show_prints_the_holder_queue_and_history(shell: Shell, dsn: str, owner:
         ann.lock("a", ttl=60, meta={"job": 7}).acquire()
         with pytest.raises(dblock.LockTimeout):
             bob.lock("a", timeout=0.01).acquire()
-        owner.execute(
-            "SELECT acquire('a', attempt => gen_random_uuid(), client => gen_random_uuid(), holder => 'carol')"
-        )
+        join_queue(owner, "a", "carol")
         owner.execute(STILL_ALIVE)
         shown = shell.run("show", "a").out
         for part in ("held", "ann", '{"job": 7}', "deadline", "queue", "carol", "expired", "yesterday"):
@@ -83,7 +82,7 @@ def test_show_prints_the_holder_queue_and_history(shell: Shell, dsn: str, owner:
 
 def test_json_keys_are_those_of_the_docs(shell: Shell, client: dblock.Client, owner: psycopg.Connection) -> None:
     client.lock("a", ttl=60).acquire()
-    owner.execute("SELECT acquire('a', attempt => gen_random_uuid(), client => gen_random_uuid())")
+    join_queue(owner, "a")
     owner.execute("SELECT record_event('a', 1, 'expired', 'ann', now())")
     owner.execute(STILL_ALIVE)
     page = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text()
@@ -106,9 +105,7 @@ def test_unknown_lock_is_an_error(shell: Shell) -> None:
 def test_waiters_are_listed_in_order(shell: Shell, owner: psycopg.Connection, client: dblock.Client) -> None:
     client.lock("a", ttl=60).acquire()
     for who in ("first", "second"):
-        owner.execute(
-            "SELECT acquire('a', attempt => gen_random_uuid(), client => gen_random_uuid(), holder => %s)", [who]
-        )
+        join_queue(owner, "a", who)
     owner.execute(STILL_ALIVE)
     assert [row.split()[:3] for row in shell.run("waiters").out.splitlines()[1:]] == [
         ["a", "1", "first"],

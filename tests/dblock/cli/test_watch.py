@@ -20,6 +20,7 @@ from tests.support.machine import measured
 from tests.support.proxy import Proxy
 from tests.support.shell import Shell, ended
 from tests.support.terminal import Terminal
+from tests.support.waits import join_queue
 
 HOSTILE = "a\x1b[2J\rb\u202ec\nd"
 ENTERS = b"\x1b[?1049h"
@@ -43,9 +44,8 @@ def watching(shell: Shell, *arguments: str, dsn: str | None = None, **options: A
     return Terminal(shell.command("watch", "--interval", "0.1", *arguments, dsn=dsn), **options)
 
 
-def join_queue(owner: psycopg.Connection, name: str, holder: str) -> None:
-    owner.execute("SELECT acquire(%s, attempt => gen_random_uuid(), client => gen_random_uuid(), holder => %s)",
-                  [name, holder])  # fmt: skip
+def wait(owner: psycopg.Connection, name: str, holder: str) -> None:
+    join_queue(owner, name, holder)
     # Without a heartbeat a waiter is passed over after 3 s, and the command may take longer to start.
     owner.execute("UPDATE lock_clients SET seen_until = clock_timestamp() + interval '1 hour'")
 
@@ -175,7 +175,7 @@ def test_locks_are_sorted_reversed_and_filtered(
 ) -> None:
     for name, ttl in (("alpha", 60), ("beta", 50), ("gamma", 70)):
         clients["ann"].lock(name, ttl=ttl).acquire()
-    join_queue(owner, "gamma", "carol")
+    wait(owner, "gamma", "carol")
     with watching(shell) as terminal:
         eventually(lambda: names(terminal) == ["alpha", "beta", "gamma"])
         terminal.press("r")
@@ -220,7 +220,7 @@ def test_opened_lock_shows_its_queue_and_history(
     owner.execute("SELECT record_event('beta', 1, 'expired', 'yesterday', now() - interval '1 day')")
     clients["ann"].lock("alpha", ttl=60).acquire()
     lease = clients["ann"].lock("beta", ttl=60, meta={"job": 7}).acquire()
-    join_queue(owner, "beta", "carol")
+    wait(owner, "beta", "carol")
     with watching(shell) as terminal:
         terminal.wait_for("beta")
         terminal.press("\x1b[B\r")
@@ -393,7 +393,7 @@ def test_stream_prints_a_line_for_each_change(
     shell: Shell, clients: dict[str, dblock.Client], owner: psycopg.Connection
 ) -> None:
     lease = clients["ann"].lock("a", ttl=60).acquire()
-    join_queue(owner, "a", "carol")
+    wait(owner, "a", "carol")
     process = shell.start("watch", "--interval", "0.1")
     assert "watching postgresql://" in process.stdout.readline()
     state = process.stdout.readline()

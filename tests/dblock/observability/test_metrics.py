@@ -25,6 +25,7 @@ from dblock.observability.prometheus import DatabaseCollector, PrometheusObserve
 from dblock.observability.store import Counter, Family, Groups, Histogram, render
 from dblock.server import metrics as server_metrics
 from tests.support.eventually import eventually
+from tests.support.waits import join_queue
 
 METRICS = (*catalogue.METRICS, *server_metrics.METRICS)
 
@@ -271,8 +272,7 @@ def test_database_metrics_come_from_one_query(dsn: str, client: dblock.Client, o
     registry = CollectorRegistry()
     with contextlib.closing(DatabaseCollector(dsn, registry=registry)):
         with client.lock("order:1"), client.semaphore("gpu", permits=3):
-            queued = "SELECT ticket FROM acquire('order:1', attempt => gen_random_uuid(), client => gen_random_uuid())"
-            eventually(lambda: owner.execute(queued).fetchone() != (None,))  # a renewal may have locked the row
+            join_queue(owner, "order:1")
             found = values(generate_latest(registry).decode())
         assert found["dblock_held{group=order}"] == 1
         assert found["dblock_held{group=gpu}"] == 1

@@ -20,6 +20,7 @@ from dblock.testing.private_database import PrivateDatabase
 from dblock.testing.warm_client import backends_of, listening_backend
 from tests.support.eventually import eventually
 from tests.support.timings import timings_with
+from tests.support.waits import join_queue
 
 
 def test_verbs_are_those_of_the_protocol(chaos: PostgresChaos) -> None:
@@ -45,11 +46,11 @@ def test_expired_lease_is_lost_at_once_and_the_lock_is_free(
         assert taken.token > lease.token
 
 
-def join_queue(owner: psycopg.Connection) -> None:
+def wait(owner: psycopg.Connection) -> None:
     """Take a ticket for the lock 'a', without a client that would check the lock by itself."""
     client = uuid.uuid4()
     owner.execute(f'LISTEN "dblock_{client.hex}"'.encode())
-    owner.execute("SELECT ticket FROM acquire('a', attempt => gen_random_uuid(), client => %s)", [client])
+    join_queue(owner, "a", client=client)
 
 
 def is_woken(owner: psycopg.Connection) -> bool:
@@ -58,7 +59,7 @@ def is_woken(owner: psycopg.Connection) -> bool:
 
 def test_expiry_wakes_the_first_waiter(chaos: PostgresChaos, holder: dblock.Client, owner: psycopg.Connection) -> None:
     lease = holder.lock("a", ttl=300).acquire()
-    join_queue(owner)
+    wait(owner)
     chaos.expire(lease)
     assert is_woken(owner)
 
@@ -138,7 +139,7 @@ def test_thief_has_the_lock_and_its_holder_finds_out(chaos: PostgresChaos, holde
 
 def test_thief_passes_all_waiters(chaos: PostgresChaos, holder: dblock.Client, owner: psycopg.Connection) -> None:
     lease = holder.lock("a").acquire()
-    join_queue(owner)
+    wait(owner)
     assert chaos.steal("a").token > lease.token
     assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (1,)
 
@@ -303,7 +304,7 @@ def test_clock_that_is_stepped_wakes_the_waiters_of_leases_that_expire(
     chaos: PostgresChaos, holder: dblock.Client, owner: psycopg.Connection
 ) -> None:
     lease = holder.lock("a", ttl=60, keep_alive=False).acquire()
-    join_queue(owner)
+    wait(owner)
     owner.execute("UPDATE lock_clients SET seen_until = seen_until + interval '1 hour'")  # still alive after the step
     chaos.step_clock(61)
     assert is_woken(owner)
