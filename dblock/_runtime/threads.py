@@ -73,4 +73,9 @@ def started(thread: threading.Thread) -> threading.Thread:
             f"This process could not start a thread ({thread.name}): {error}. Retry, and raise the process limit of "
             "its container or account (pids.max, ulimit -u) if this happens again."
         ) from error
+    except KeyError as error:
+        if error.__context__ is None:
+            raise
+        # An interrupt came when the thread had begun. Thread.start() fails then as it handles the interrupt.
+        raise error.__context__ from None
     return thread

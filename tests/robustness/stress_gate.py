@@ -2,8 +2,8 @@
 
     python -m tests.robustness.stress_gate [--times 5] [--only stalls] [--out stress-gate-report]
 
-No variant may have a red run: the first stage shows its claims without the clock of the machine. The table of the
-report is published in CONTRIBUTING.md.
+No variant may have a red run: the first stage shows its claims without the clock of the machine. Put the table of the
+report into CONTRIBUTING.md.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import psycopg
 import pytest
 
 import dblock
+from dblock._runtime.threads import start_thread
 from tests.support.eventually import eventually
 
 Fail = Callable[..., None]
@@ -42,6 +43,29 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
         monkeypatch.setattr(threading.Thread, "start", limited)
 
     return plan
+
+
+@pytest.mark.parametrize("interrupt", [TimeoutError, KeyboardInterrupt])
+def test_interrupt_comes_out_of_the_start_of_a_thread_that_has_begun(
+    monkeypatch: pytest.MonkeyPatch, interrupt: type[BaseException]
+) -> None:
+    name = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
+    begin, runs, over = getattr(threading, name), threading.Event(), threading.Event()
+
+    def begin_and_interrupt(*args: Any, **options: Any) -> None:
+        begin(*args, **options)
+        runs.wait()
+        raise interrupt
+
+    def run() -> None:
+        runs.set()
+        over.wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, name, begin_and_interrupt)
+        with pytest.raises(interrupt):
+            start_thread("interrupted", run)
+    over.set()
 
 
 def is_held(owner: psycopg.Connection[Any], name: str) -> bool:
