@@ -424,6 +424,24 @@ def test_each_test_has_a_database_of_its_own(own: Databases) -> None:
         assert connection.execute("SELECT count(*) FROM dblock.distributed_locks").fetchone() == (0,)
 
 
+def test_database_is_dropped_although_a_session_stands_still_for_long(
+    own: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute = own._execute
+    refused: list[Any] = []
+
+    def refuse_once(*args: Any) -> Any:
+        if not refused:
+            refused.append(args)
+            raise psycopg.errors.ObjectInUse("it is being accessed by other users")
+        return execute(*args)
+
+    name = own.create()
+    monkeypatch.setattr(own, "_execute", refuse_once)
+    own.drop(name)
+    assert own._execute("SELECT FROM pg_database WHERE datname = %s", [name]).fetchone() is None
+
+
 @pytest.mark.parametrize("function", ["catch_up_tokens", "claim_slot"])
 def test_database_of_the_first_stage_waits_for_a_session_that_stands_still(own: Databases, function: str) -> None:
     with own.taken(waiters_stay=True) as dsn, psycopg.connect(dsn) as connection:
