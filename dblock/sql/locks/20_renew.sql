@@ -4,6 +4,8 @@
 -- that expired in the meantime. A renewal commits durably like the grant that it extends. If a
 -- crash lost it, the lock could be granted again while the holder still trusts its lease.
 --
+-- A released lease is not locked, so a late renewal never makes the free lock look busy.
+--
 -- A holder that was told to release (force_release) is not renewed any more, and keeps its
 -- deadline.
 --
@@ -22,7 +24,7 @@ BEGIN
     ready := check_request(renew.name, renew.ttl) AND commit_durably();
     lease_time := make_interval(secs => date_part('epoch', renew.ttl));
     PERFORM 1 FROM distributed_locks AS l
-    WHERE l.name = renew.name AND l.token = renew.token
+    WHERE l.name = renew.name AND l.token = renew.token AND l.expires_at > '-infinity'
     FOR NO KEY UPDATE;
     IF FOUND THEN
         RETURN QUERY

@@ -47,6 +47,7 @@ BEGIN
     held AS MATERIALIZED (
         SELECT a.position, a.name, a.token, a.lease_time
         FROM asked AS a JOIN distributed_locks AS l ON l.name = a.name AND l.token = a.token
+        WHERE l.expires_at > '-infinity'
         FOR NO KEY UPDATE OF l SKIP LOCKED
     ),
     renewed AS (

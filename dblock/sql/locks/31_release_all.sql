@@ -20,6 +20,7 @@ BEGIN
     held AS MATERIALIZED (
         SELECT a.position, a.name, a.token
         FROM asked AS a JOIN distributed_locks AS l ON l.name = a.name AND l.token = a.token
+        WHERE l.expires_at > '-infinity'
         FOR NO KEY UPDATE OF l SKIP LOCKED
     ),
     freed AS (

@@ -24,6 +24,7 @@ BEGIN
     SELECT l.token, l.holder INTO held FROM distributed_locks AS l
     WHERE l.name = force_release.name
       AND l.token = force_release.token
+      AND l.expires_at > '-infinity'
     FOR NO KEY UPDATE;
     -- The row is locked before the clock is read, so an expired lease is not reported as forced.
     IF NOT FOUND OR NOT EXISTS (

@@ -100,3 +100,23 @@ def test_stale_renewal_does_not_lock_the_next_holders_row(sessions: Sessions) ->
     assert stale.do(RENEW, ["a"], [T1], ["1 hour"]) == ([1], ["superseded"])
     assert current.do(RENEW, ["a"], [T2], ["1 hour"]) == (None, None)
     stale.do("COMMIT")
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        f"SELECT renew('a', {T1})",
+        f"SELECT renew_all('{{a}}', '{{{T1}}}', '{{1 hour}}')",
+        f"SELECT release_all('{{a}}', '{{{T1}}}')",
+        f"SELECT force_release('a', {T1})",
+    ],
+    ids=["renew", "renew_all", "release_all", "force_release"],
+)
+def test_late_request_for_a_released_lease_does_not_refuse_a_grant(sessions: Sessions, late: str) -> None:
+    former, following = sessions.open(), sessions.open()
+    former.do("SELECT try_acquire('a', '1 hour')")
+    former.do(f"SELECT release('a', {T1})")
+    former.do("BEGIN")
+    former.do(late)
+    assert following.do("SELECT granted FROM try_acquire('a')") == (True,)
+    former.do("COMMIT")
