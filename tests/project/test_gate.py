@@ -4,6 +4,9 @@ second stage judges no test during which the machine was late.
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 
 from tests.support.databases import Databases
 from tests.support.inner_pytest import Result, run_pytest
+from tests.support.servers import private_server
 
 ROOT = Path(__file__).parents[2]
 
@@ -408,6 +412,50 @@ def test_stage_fails_if_too_many_tests_were_not_judged(tmp_path: Path) -> None:
     assert "9 of 97 tests were not judged" in done.output
     assert "That is more than 2%" in done.output
     assert done.code == pytest.ExitCode.TESTS_FAILED
+
+
+VENV = """#!/bin/sh
+mkdir -p "$3/bin"
+echo 'PATH="'"$3"'/bin:$PATH"' >"$3/bin/activate"
+for program in pip pytest; do
+    printf '#!/bin/sh\\necho "%s $*"\\n[ "%s $*" != "$BREAKS" ]\\n' $program $program >"$3/bin/$program"
+    chmod +x "$3/bin/$program"
+done
+"""
+"""Takes the place of python3, and makes an environment whose programs say how they were called."""
+
+STEPS = ["pip install -e .[dev]", "pytest ", "pytest --stage 2"]
+
+
+@pytest.mark.parametrize("breaks", [*STEPS, "nothing"])
+def test_gate_ends_with_the_first_step_that_fails(tmp_path: Path, breaks: str) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, text in {
+        "python3": VENV,
+        "apt-get": "#!/bin/sh\nexit 1",
+        "service": "#!/bin/sh",
+        "node": "#!/bin/sh",
+    }.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
+    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "BREAKS": breaks, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(["bash", tmp_path / ".ci/run"], capture_output=True, text=True, env=environment, timeout=60)
+    said = done.stdout.splitlines()
+    if breaks == "nothing":
+        assert ([line for line in said if line in STEPS], done.returncode) == (STEPS, 0), done.stderr
+    else:
+        assert (said[-1], done.returncode) == (breaks, 1), done.stderr
+    assert sorted(left.name for left in tmp_path.iterdir()) == [".ci", "programs"]
+
+
+def test_server_that_is_killed_leaves_no_shared_memory_outside_its_folder() -> None:
+    with private_server(in_memory=True) as server, psycopg.connect(server.url) as session:
+        maps = Path(f"/proc/{session.info.backend_pid}/maps").read_text()
+    assert f"{server.data}/pg_dynshmem/" in maps
+    assert "/PostgreSQL." not in maps
 
 
 @pytest.fixture

@@ -179,3 +179,11 @@ def test_signal_reaches_a_program_that_has_just_been_started() -> None:
         with Program([sys.executable, "-c", "import time; time.sleep(20)"], stderr=subprocess.DEVNULL) as program:
             program.send_signal(number)
         assert program.returncode == -number
+
+
+@pytest.mark.second_stage
+def test_program_is_killed_if_the_body_fails() -> None:
+    program = Program([sys.executable, "-c", "import time; time.sleep(60)"])
+    with pytest.raises(ZeroDivisionError), program:
+        raise ZeroDivisionError
+    assert program.returncode == -signal.SIGKILL
