@@ -9,8 +9,8 @@
 --
 -- The statement waits for no row, so one lease whose row is locked cannot delay the renewal of the
 -- rest. Each row is locked before the clock is read for it, and no deadline comes nearer: see
--- renew(). The commit is durable if one of the leases has a token, and asynchronous otherwise. A
--- `presence` ties the leases to that session from here on.
+-- renew(). The commit is durable if one of the renewed leases has a token, and asynchronous
+-- otherwise. A `presence` ties the leases to that session from here on.
 CREATE OR REPLACE FUNCTION renew_all(
     names text[],
     tokens bigint[],
@@ -26,6 +26,8 @@ AS $$
 DECLARE
     ready boolean;
     ignored text;
+    -- Whether this transaction has written nothing before.
+    alone boolean := pg_current_xact_id_if_assigned() IS NULL;
 BEGIN
     IF (cardinality(names) = cardinality(tokens) AND cardinality(names) = cardinality(ttls)) IS NOT TRUE THEN
         RAISE EXCEPTION 'renew_all takes as many names as tokens and ttls; got %, % and %.',
@@ -35,7 +37,7 @@ BEGIN
     ready := (SELECT bool_and(check_request(a.name, a.ttl)) FROM unnest(names, ttls) AS a (name, ttl));
     IF 0 < ANY (tokens) THEN
         ready := commit_durably();
-    ELSIF pg_current_xact_id_if_assigned() IS NULL THEN
+    ELSIF alone THEN
         -- Hot path: commit_asynchronously() inlined.
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
@@ -75,5 +77,10 @@ BEGIN
     FROM asked AS a
     LEFT JOIN distributed_locks AS l ON l.name = a.name
     WHERE a.position NOT IN (SELECT r.position FROM renewed AS r);
+    IF alone AND cardinality(failed) = cardinality(names) THEN
+        -- Nothing was renewed. The row of a lease that has just ended may be locked, and would look
+        -- busy to the next holder for the time of a durable commit.
+        ignored := set_config('synchronous_commit', 'off', true);
+    END IF;
 END
 $$;

@@ -120,3 +120,27 @@ def test_late_request_for_a_released_lease_does_not_refuse_a_grant(sessions: Ses
     former.do(late)
     assert following.do("SELECT granted FROM try_acquire('a')") == (True,)
     former.do("COMMIT")
+
+
+@pytest.mark.parametrize(
+    ("before", "tokens", "durability"),
+    [
+        ("SELECT 1", [T1, T1], "off"),
+        ("SELECT 1", [T1, T2], "on"),
+        ("SELECT pg_current_xact_id()", [T1, T1], "on"),
+    ],
+    ids=["nothing renewed", "one renewed", "nothing renewed after a write"],
+)
+def test_renewal_of_nothing_does_not_wait_for_the_disk(
+    sessions: Sessions, before: str, tokens: list[int], durability: str
+) -> None:
+    """It may have locked a row that the next holder is waiting for."""
+    session = sessions.open()
+    for name in ("over", "held"):
+        session.do("SELECT try_acquire(%s, '1 hour')", name)
+    session.do("UPDATE distributed_locks SET expires_at = clock_timestamp() WHERE name = 'over'")
+    session.do("BEGIN")
+    session.do(before)
+    session.do(RENEW, ["over", "held"], tokens, ["1 hour", "1 hour"])
+    assert session.do("SHOW synchronous_commit") == (durability,)
+    session.do("COMMIT")
