@@ -22,7 +22,7 @@ from dblock._core.options import LockOptions, Seconds, check_timeout
 from dblock._core.replies import Grant, Holder, Waiter, log_fields, with_token
 from dblock._runtime.owners import Owner, caller
 from dblock._runtime.runtime import TaskRuntime, ThreadRuntime
-from dblock.errors import ClientClosed, DblockError, InvalidArgument, LockTimeout, Unavailable
+from dblock.errors import DblockError, InvalidArgument, LockTimeout
 from dblock.lease import TaskLease, ThreadLease
 
 logger = logging.getLogger("dblock")
@@ -349,8 +349,4 @@ class AsyncLock(_LockBase[TaskL]):
 
 def _may_be_granted(error: BaseException) -> bool:
     """Return whether a request that ended with this error may have been granted: its reply was not received."""
-    if isinstance(error, ClientClosed):
-        return error.granted
-    if isinstance(error, Unavailable):
-        return error.unanswered or error.granted
-    return not isinstance(error, DblockError)
+    return error.may_be_done if isinstance(error, DblockError) else True

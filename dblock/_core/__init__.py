@@ -98,9 +98,9 @@ server, and in the next incarnation the presence does not count.
 
 Failures
 --------
-Lost reply         The call is retried under the same attempt or token. If the retry fails too, the error is
-                   Unavailable. A waiter's attempt is abandoned later by the listener. Any other grant ends at its
-                   deadline.
+Lost reply         The call is retried under the same attempt or token. If the retry fails too, the error has
+                   `may_be_done`, unless the function itself has refused the call and no reply was lost before. The
+                   caller then gives up what it may have been granted, at once or later through the listener.
 Silent connection  A call has a time limit. A renewal gets half of what is left of the window, so that there is time
                    to retry over a new connection. A silent listener counts as a presence for 45 s; the server keeps
                    its session for 60 s.

@@ -19,3 +19,8 @@ def lost(name: str, lock: str, token: int, reason: str) -> None:
     """Log the loss of a lease."""
     fields = log_fields(lock, token, reason=reason)
     logger.debug("lock %r: lease%s lost, %s", name, with_token(token, " under "), reason, extra=fields)
+
+
+def callback_failed(name: str) -> None:
+    """Log the error that is being handled: one callback at the end of a lease has raised it."""
+    logger.exception("callback at the end of a lease failed (lock %r)", name)

@@ -42,7 +42,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
-import logging
 import math
 import os
 import threading
@@ -55,9 +54,7 @@ from typing import Any, Final, NamedTuple
 from dblock._core import clock, lease_logs
 from dblock._core.presence import Presence
 from dblock._core.replies import Grant
-from dblock.errors import LeaseLost
-
-logger = logging.getLogger("dblock")
+from dblock.errors import DblockError, LeaseLost
 
 
 class Reason(str, enum.Enum):
@@ -319,15 +316,17 @@ class LeaseState:
 
     @contextlib.contextmanager
     def leaving(self) -> Iterator[bool]:
-        """Stop believing in the lease while its release is sent inside the user's own transaction. Yields True.
+        """Stop believing in the lease while a request is sent that may end it. Yields True.
 
-        If the release cannot be sent, the lease is held as before.
+        If the request fails, the lease is held as before, unless it may be done: no reply says that it is not.
         """
         before = self._left_at
         self._leave(math.inf)
         try:
             yield True
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, DblockError) and error.may_be_done:
+                self.let_go()
             self._leave(before)
             raise
         self._leave(self.now())
@@ -408,8 +407,7 @@ class LeaseState:
             try:
                 ending()
             except Exception:
-                # The others must still hear of the end.
-                logger.exception("callback at the end of a lease failed (lock %r)", self.name)
+                lease_logs.callback_failed(self.name)  # the others must still hear of the end
 
 
 def _forgotten(state: LeaseState, abandon: Callable[[LeaseState], object], gone: object) -> None:

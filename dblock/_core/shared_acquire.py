@@ -174,7 +174,7 @@ class SharedFlows(LockFlows):
             # The first request got no reply, and its transaction may be what has locked the row.
             if self.clock() >= give_up_at:
                 error = Unavailable(f"The database did not decide a request for lock {options.name!a:.80} in time.")
-                error.unanswered = True
+                error.may_be_done = True
                 raise error
             sql = again
             yield Sleep(self.uniform(POLL_FIRST / 2, POLL_FIRST))
@@ -192,7 +192,7 @@ class SharedFlows(LockFlows):
         """Turn a writer's grant into a reader's. The result is None if the writer does not hold the lock any more.
 
         While the request is under way, the write lease is not believed, and the keep-alive does not take it for lost.
-        If the request fails, the write lease is as it was before.
+        If the request fails, the write lease is as it was before, unless it may be done: no reply says that it is not.
         """
         give_up_at = self.clock() + self._give_up_within
         with state.leaving():
@@ -218,6 +218,7 @@ class SharedFlows(LockFlows):
         tie = presence or state.presence
         grant = Grant(share, int(token), float(expires_at), trusted_until, sent_at, tie, state.lock)
         if (yield from self._in_time(grant)) is None:
+            state.leave_refused()
             raise Unavailable(f"The database's reply came too late for the lease of lock {state.lock!a:.80}.")
         with contextlib.suppress(DatabaseError):  # readers that wait would also find out by themselves
             yield Call(self.statements.wake_queue, (state.lock,), within=self._give_up_within)

@@ -29,7 +29,7 @@ from dblock._core.options import (
     is_text,
 )
 from dblock._core.replies import Grant, array
-from dblock.errors import InvalidArgument, Unavailable
+from dblock.errors import DblockError, InvalidArgument, Unavailable
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -281,13 +281,16 @@ class SlotFlows:
         )
         # Not believed from the first report on, which may have released the lock although its reply was lost. The lease
         # is still renewed.
+        may_be_done = False
         with state.leaving():
             while True:
                 try:
                     (recorded,) = yield Call(self._flows.statements.end_slot, args)
                     break
-                except Unavailable:
-                    if state.lost() is not None or self._flows.clock() >= state.trusted_until:
+                except DblockError as error:
+                    error.may_be_done = may_be_done = may_be_done or error.may_be_done
+                    is_over = state.lost() is not None or self._flows.clock() >= state.trusted_until
+                    if is_over or not isinstance(error, Unavailable):
                         raise
                 yield Sleep(RETRY_END)
         if recorded is None:

@@ -170,7 +170,7 @@ class LocalWaiters:
         """Raise ClientClosed for a ticket that came after the client gave up its tickets: its waiter gives it up."""
         if self.left:
             closed = ClientClosed()
-            closed.granted = True
+            closed.may_be_done = True
             raise closed
 
     def take_turn(self, waiter: LocalWaiter) -> bool:

@@ -2,6 +2,9 @@
 
 If a call's connection turns out to be dead, the call is retried once over a new one. If a call conflicts with another
 transaction, it is retried. If a call gets no reply in time, it raises an error.
+
+Guarantee: after a call was sent, only an error of the called function itself means that nothing was done. Every other
+error, and every error of a retry, is raised with `may_be_done`. The caller then gives back what it may have been given.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ class CallRetry:
         """
         if not is_undone(error):
             self.raise_or_retry(error, None)
-            refused.unanswered = refused.unanswered or self.may_be_done
+            refused.may_be_done = self.may_be_done
         raise refused from None
 
     def raise_or_retry(self, error: psycopg.Error, raw: RawConnection | None) -> bool:
@@ -89,12 +92,12 @@ class CallRetry:
             raise leaving
         if is_overdue(error):
             patience = min(self.call.within, self._runner.reply_within)
-            unanswered = Unavailable(
+            late = Unavailable(
                 f"The database has not answered for {patience:.2g} s; the call may have been executed. Is the database "
                 "unreachable, or does a transaction hold dblock's tables? A client with more patience waits longer."
             )
-            unanswered.unanswered = True
-            raise unanswered from error
+            late.may_be_done = True
+            raise late from error
         if is_broken(error) and not (self.broken and raw is not None):
             self.broken, self.unsure = self.broken or raw is not None, self.unsure or raw is None
             self.call = self.call._replace(sql=self.call.again or self.call.sql)
@@ -107,7 +110,9 @@ class CallRetry:
         if is_passing(error) and self._passing < PASSING_RETRIES:
             self._passing += 1
             return False
-        raise translate(error, self._runner.schema) from error
+        refused = translate(error, self._runner.schema)
+        refused.may_be_done = self.may_be_done or is_broken(error)
+        raise refused from error
 
 
 def must_cancel(error: BaseException, raw: RawConnection) -> bool:

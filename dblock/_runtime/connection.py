@@ -22,7 +22,7 @@ from psycopg import errors, generators, pq, waiting
 
 from dblock._core.effects import Call, Row
 from dblock._core.statements import BEGIN_READ_COMMITTED
-from dblock._runtime.error_mapping import Overdue
+from dblock._runtime.error_mapping import ENDS_SESSION, Overdue
 
 Results = list[pq.abc.PGresult]
 
@@ -32,9 +32,6 @@ POLL_INTERVAL = 0.1
 """Seconds between two checks by psycopg of whether the time is up, unless a call asks for more frequent ones."""
 
 Execute = Callable[[pq.abc.PGconn], Generator[Any, Any, Results]]
-
-ENDS_SESSION = ("FATAL", "PANIC")
-"""The severities of a server's last message."""
 
 # Members of an enum, looked up once, because each lookup costs as much as a call.
 _FAILED = pq.ExecStatus.FATAL_ERROR

@@ -31,6 +31,12 @@ from dblock.errors import (
     WrongKind,
 )
 
+ENDS_SESSION = ("FATAL", "PANIC")
+"""The severities of a server's last message."""
+
+SHUTDOWN = ("57P01", "57P02", "57P05")
+"""The states of such a message, for a pooler that does not say how severe it is."""
+
 
 class Overdue(psycopg.OperationalError):
     """A reply did not come in time."""
@@ -105,10 +111,7 @@ def translate(error: psycopg.Error, schema: str) -> DblockError:
         return SchemaMissing(schema)
     if isinstance(error, psycopg.DataError):
         return InvalidArgument(said)
-    # A server that gives up in the middle, for example because it cannot write its log, has not refused the call: the
-    # call may have been executed.
-    ended = error.diag.severity_nonlocalized in ("FATAL", "PANIC")
-    if ended or isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
+    if is_broken(error) or isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
         # libpq's last line may be a question.
         return Unavailable(f"The database could not be asked: {said}{'' if said.endswith(('.', '?')) else '.'}")
     return DatabaseError(f"The database refused: {said}")
@@ -141,10 +144,15 @@ def is_login_refused(error: psycopg.Error) -> bool:
 
 
 def is_broken(error: psycopg.Error) -> bool:
-    """Return whether the connection is gone, so that a new one is worth trying."""
-    return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) and (
-        error.sqlstate is None or isinstance(error, (pg.AdminShutdown, pg.CrashShutdown, pg.IdleSessionTimeout))
-    )
+    """Return whether the connection is gone, so that a new one is worth trying.
+
+    The error is then not that of the called function, so it does not say whether the function was executed. A pooler
+    reports the end of its connection to the server as a protocol violation.
+    """
+    state = error.sqlstate
+    if state is None:
+        return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+    return state[:2] == "08" or state in SHUTDOWN or error.diag.severity_nonlocalized in ENDS_SESSION
 
 
 def is_overdue(error: BaseException | None) -> bool:

@@ -20,15 +20,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from dblock._core.effects import Call, Row
 from dblock._core.listener_failures import ConnectionFailed, Failure, ServerState
 from dblock._core.timings import Timings, chosen
-from dblock._runtime.connection import (
-    ENDS_SESSION,
-    LATE,
-    POLL_INTERVAL,
-    RawConnection,
-    execute_until_fatal,
-    poll_interval,
-)
-from dblock._runtime.error_mapping import Overdue, is_overdue, server_address, server_states
+from dblock._runtime.connection import LATE, POLL_INTERVAL, RawConnection, execute_until_fatal, poll_interval
+from dblock._runtime.error_mapping import ENDS_SESSION, SHUTDOWN, Overdue, is_overdue, server_address, server_states
 from dblock._runtime.fork_safe_connection import ForkSafeConnection
 from dblock._runtime.socket_probe import SocketProbe
 from dblock._runtime.target import Target
@@ -234,7 +227,9 @@ class ListenerConnection:
     def _noticed(self, notice: psycopg.errors.Diagnostic) -> None:
         # libpq takes an error for a notice if it comes while no call is under way. The socket may close much later.
         if notice.severity_nonlocalized in ENDS_SESSION:
-            self._ended = pg.lookup(notice.sqlstate or "57P01")(notice.message_primary or "")
+            state = notice.sqlstate or "57P01"
+            kind = pg.lookup(state) if state in SHUTDOWN else psycopg.OperationalError
+            self._ended = kind(notice.message_primary or "")
         elif notice.severity_nonlocalized == "WARNING" and notice.sqlstate in ENDS_ALL_SESSIONS:
             self._ended = pg.CrashShutdown(notice.message_primary or "")
 

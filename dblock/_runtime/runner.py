@@ -33,7 +33,7 @@ from dblock._runtime.listener_connection import NotLent
 from dblock._runtime.pool import AsyncPool, Pool, Returns
 from dblock._runtime.runner_base import RunnerBase
 from dblock._runtime.target import Target
-from dblock.errors import ClientClosed, DblockError, Unavailable
+from dblock.errors import DblockError, Unavailable
 
 T = TypeVar("T")
 
@@ -159,11 +159,8 @@ class Runner(RunnerBase):
                     raise
                 finally:
                     pool.give(raw)
-            except ClientClosed as closed:
-                closed.granted = trouble is not None and trouble.may_be_done
-                raise
-            except Unavailable as refused:
-                refused.unanswered = refused.unanswered or (trouble is not None and trouble.may_be_done)
+            except DblockError as refused:
+                refused.may_be_done = trouble is not None and trouble.may_be_done
                 raise
             except psycopg.Error as error:
                 trouble = trouble or CallRetry(self, call, outer)
@@ -330,11 +327,8 @@ class AsyncRunner(RunnerBase):
                     raise
                 finally:
                     self._pool.give(raw)
-            except ClientClosed as closed:
-                closed.granted = trouble is not None and trouble.may_be_done
-                raise
-            except Unavailable as refused:
-                refused.unanswered = refused.unanswered or (trouble is not None and trouble.may_be_done)
+            except DblockError as refused:
+                refused.may_be_done = trouble is not None and trouble.may_be_done
                 raise
             except psycopg.Error as error:
                 trouble = trouble or CallRetry(self, call, outer)

@@ -78,7 +78,6 @@ class RunnerBase:
         """Return whether a call has only the home left, because no connection could be opened for it."""
         cause = refused.__cause__  # None if connections are open, and busy
         gone = trouble.broken or is_overdue(cause) or cause is None or self.is_refusal(cause)
-        refused.unanswered = refused.unanswered or trouble.unsure  # it may have been executed over the home
         return self._home is not None and self._home.has_any and not gone
 
     def stop_preparing(self, why: str) -> None:

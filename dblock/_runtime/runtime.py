@@ -112,7 +112,7 @@ class RuntimeBase:
             self.keepalive.discard(state)
             state.let_go()
             if isinstance(error, Unavailable):
-                error.granted = True
+                error.may_be_done = True
             raise
         if self.closed:
             # The client was closed before the grant's reply came. Checked after adding, so that either this thread or
@@ -120,7 +120,7 @@ class RuntimeBase:
             self.keepalive.discard(state)
             state.let_go()
             closed = ClientClosed()
-            closed.granted = True
+            closed.may_be_done = True
             raise closed
         if self.flows.observation is not None:
             self.flows.observation.hold(state)

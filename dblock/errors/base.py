@@ -6,6 +6,9 @@ from __future__ import annotations
 class DblockError(Exception):
     """The base of every error that dblock raises."""
 
+    may_be_done = False
+    """Whether what was asked for may have been done, because no reply says that it was not."""
+
 
 class InvalidArgument(DblockError, ValueError):
     """An argument is outside its documented limits. Nothing was sent."""
@@ -17,9 +20,6 @@ class ConfigurationError(InvalidArgument):
 
 class ClientClosed(DblockError):
     """The client was closed and cannot be used again."""
-
-    granted = False
-    """Whether a lock was granted or a ticket was issued while the client was being closed."""
 
     def __init__(self) -> None:
         super().__init__("This client is closed. Create a new one.")

@@ -13,12 +13,7 @@ class DatabaseError(DblockError):
 
 
 class Unavailable(DatabaseError):
-    """No connection was available, or it broke. The call may have taken effect."""
-
-    unanswered = False
-    """Whether the call was sent and the database did not reply in time."""
-    granted = False
-    """Whether a lock was granted before the error, and has to be given back."""
+    """No connection was available, or it broke. `may_be_done` says whether the call may have taken effect."""
 
 
 class ClaimBusy(DatabaseError):

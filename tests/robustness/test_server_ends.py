@@ -21,7 +21,7 @@ from dblock._core.timings import default
 from dblock.embedded import Server
 from tests.support.eventually import eventually, eventually_async
 from tests.support.machine import measured
-from tests.support.proxy import Proxy
+from tests.support.proxy import Proxy, fatal
 from tests.support.servers import stop_slowly
 from tests.support.standby import promote, standby_of, wait_until_caught_up
 from tests.support.timings import timings_with
@@ -235,8 +235,7 @@ def test_lease_with_presence_outlasts_a_switchover(own_server: Server) -> None:
 @contextlib.contextmanager
 def starting_server(address: str, port: int) -> Iterator[None]:
     """Refuse connections as a server does that is starting."""
-    fields = b"SFATAL\0VFATAL\0C57P03\0Mthe database system is starting up\0\0"
-    refusal = b"E" + (len(fields) + 4).to_bytes(4, "big") + fields
+    refusal = fatal("57P03", "the database system is starting up")
     with socket.create_server((address, port)) as listening:
 
         def refuse() -> None:

@@ -28,6 +28,16 @@ READY = b"Z\x00\x00\x00\x05I"
 """ReadyForQuery, outside a transaction: the end of every reply."""
 
 
+def fatal(state: str, text: str) -> bytes:
+    """Return the last message of a session, as it goes over the wire."""
+    fields = f"SFATAL\0VFATAL\0C{state}\0M{text}\0\0".encode()
+    return b"E" + (len(fields) + 4).to_bytes(4, "big") + fields
+
+
+SERVER_CRASHED = fatal("08P01", "server conn crashed?")
+"""What PgBouncer tells a client whose server connection has broken."""
+
+
 class Proxy:
     """Stands between clients and the server of a DSN. Connect to `dsn` to go through the proxy.
 
@@ -62,6 +72,8 @@ class Proxy:
         """Returns whether to lose the reply to a request."""
         self.before_cut: Callable[[], object] = lambda: None
         """Called when the server has sent a reply that will be lost, before the client can notice the cut."""
+        self.last_message = b""
+        """What a client is told instead of a lost reply, before the cut."""
         self.rewrites: dict[bytes, bytes] = {}
         """What to replace in each request, by text of the same length: a server that does something else."""
         self.keeps_clients = False
@@ -194,6 +206,7 @@ class Proxy:
                 if link.armed and data.endswith(READY):
                     self.before_cut()
                     self.lost += 1
+                    link.client.sendall(self.last_message)
                     return
                 if not link.armed:
                     time.sleep(self.delay + self.jitter * random.random())

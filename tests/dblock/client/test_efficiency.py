@@ -111,7 +111,7 @@ def test_each_kind_of_grant_sets_its_own_synchronous_commit(owner: psycopg.Conne
     strict = default if default == "remote_apply" else "on"
     assert setting("SELECT try_acquire('a')") == strict
     assert setting("SELECT renew('a', 1)") == strict
-    assert setting("SELECT renew_all('{a,b}', '{1,-1}', '{1 s,1 s}')") == strict
+    assert setting("SELECT renew_all('{a,b}', ARRAY[token, -1], '{1 s,1 s}') FROM holder('a')") == strict
     assert setting("SELECT renew_all('{b}', '{-1}', '{1 s}')") == "off"
     assert setting("SELECT release('a', 1)") == default
     assert setting("SELECT release('a', 1, durable => false)") == "off"

@@ -11,7 +11,7 @@ from dblock._core.effects import Call, Sleep
 from dblock._core.lease_state import LeaseState, Status
 from dblock._core.replies import Grant
 from dblock._core.slots import SlotFlows, check_definition
-from dblock.errors import Unavailable
+from dblock.errors import NotWritable, Unavailable
 
 
 class Reporting:
@@ -48,3 +48,16 @@ def test_report_is_retried_until_the_trust_window_ends() -> None:
     with pytest.raises(Unavailable):
         one.steps.throw(Unavailable("no reply"))
     assert one.state.remaining() == 0
+
+
+@pytest.mark.parametrize("lost", ["first", "last", None])
+def test_lease_whose_report_failed_is_believed_only_if_no_report_may_be_done(lost: str | None) -> None:
+    one = Reporting()
+    first, last = Unavailable("no reply"), NotWritable()
+    first.may_be_done, last.may_be_done = lost == "first", lost == "last"
+    assert isinstance(one.steps.throw(first), Sleep)
+    assert isinstance(one.steps.send(None), Call)
+    with pytest.raises(NotWritable) as raised:
+        one.steps.throw(last)
+    assert raised.value.may_be_done == bool(lost)
+    assert (one.state.remaining() > 0, one.state.status) == ((False, Status.RELEASING) if lost else (True, Status.HELD))

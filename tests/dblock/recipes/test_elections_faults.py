@@ -276,7 +276,7 @@ class Injector:
             return None
         self.count += 1
         lost = dblock.Unavailable("injected: the reply was lost")
-        lost.unanswered = True
+        lost.may_be_done = True
         return lost
 
 

@@ -1,4 +1,4 @@
-"""Put a pooler in transaction mode between the traffic and the server, and kill, pause or reconnect it."""
+"""Put a pooler in transaction mode between the traffic and the server, and kill, pause, reconnect or cut it off."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tests.robustness.faults import Fault
+from tests.robustness.faults.network import LoseReplies
 from tests.support.pooler import PGBOUNCER, Pooler
+from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
     from tests.robustness.traffic.environment import Environment
@@ -82,3 +84,17 @@ class BypassedPoolerPaused(PoolerPaused):
 
     name = "bypassed-pooler-paused"
     listens_directly = True
+
+
+class PoolerLosesReplies(LoseReplies):
+    """Cut connections of the pooler to the server between a request that is performed and its reply."""
+
+    name = "pooler-loses-replies"
+    missing = PoolerKilled.missing
+
+    @contextmanager
+    def set_up(self, env: Environment) -> Iterator[None]:
+        with Proxy(env.direct) as proxy, Pooler(proxy.dsn) as pooler:
+            env.components["proxy"] = proxy
+            env.dsn = pooler.dsn
+            yield

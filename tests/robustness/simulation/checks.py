@@ -70,6 +70,7 @@ class Checks:
         self._heard: dict[str, float] = {}
         self._written: dict[str, tuple[int, int]] = {}
         self._claims_seen = 0
+        self._refused: set[str] = set()
         self._crashed_at = -1.0
         self._free_since: dict[str, float] = {}
         self._woken: dict[str, bool] = {}
@@ -79,6 +80,13 @@ class Checks:
     def asks(self, attempt: str, options: LockOptions) -> None:
         """Record the options of an attempt."""
         self._options[attempt] = options
+
+    def refused(self, attempt: str) -> None:
+        """Check that a request whose error says that nothing was done has been granted nothing, and never will be."""
+        self._refused.add(attempt)
+        for row in self.database.store.tables.rows.values():
+            if row.attempt == attempt and row.expires_at > self.world.now:
+                raise Violation("undone", f"{row.name}: {short(attempt)} takes its request for refused, and has {row}")
 
     def holds(self, client: Client, state: LeaseState) -> None:
         """Record a lease that a process holds."""
@@ -144,6 +152,8 @@ class Checks:
     def granted(self, row: Row, ticket: int | None, fair: bool) -> None:
         now, name = self.world.now, row.name
         self.grants += 1
+        if row.attempt in self._refused:
+            raise Violation("undone", f"{name}: granted to {short(row.attempt)}, which was told that it is refused")
         before = self._held.get(name)
         if before is not None and before[1] > now:
             raise Violation("one holder", f"{name}: granted under {row.token} while {before[0]} lasts")

@@ -7,6 +7,7 @@ they are. This module only performs their effects, as dblock._runtime.keepalive 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 from dblock._core.effects import Connect, WaitForInput
@@ -183,6 +184,8 @@ class Client(Process, RuntimeBase):
         uniform = world.random.uniform
         flows = SharedFlows("dblock", name, self.clock, uniform, world.name, timings=self.timings)
         RuntimeBase.__init__(self, flows, grace)
+        self.on_refusal: Callable[[str], object] = lambda attempt: None
+        """Called with each attempt whose error says that nothing was done."""
         self.keepalive = KeepAlive(self)
         self.listener = Listener(self, self.keepalive, grace)
 

@@ -11,9 +11,12 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import psycopg
+
 import dblock._core.acquire
 import dblock._core.presence
 import dblock._core.renewal
+import dblock._runtime.call_retry
 from dblock._core.acquire import LockFlows
 from dblock._core.doubtful_presences import DoubtfulPresences
 from dblock._core.effects import Flow
@@ -23,6 +26,10 @@ from dblock._core.listener_flow import ListenerFlow
 from dblock._core.presence import Presence
 from dblock._core.replies import Grant
 from dblock._core.timings import Timings
+from dblock._runtime.call_retry import CallRetry
+from dblock._runtime.connection import RawConnection
+from dblock._runtime.error_mapping import is_overdue
+from dblock.errors import Unavailable
 from dblock.testing.database.tables import Row, Ticket
 from tests.robustness.simulation.process import Process
 from tests.robustness.simulation.run import Run
@@ -384,6 +391,33 @@ def grace_too_short(run: Run) -> Iterator[None]:
 
     store.remaining_grace = at_once  # type: ignore[method-assign]
     yield
+
+
+@_bug
+def second_break_is_a_refusal(run: Run) -> Iterator[None]:
+    """Tell a caller whose retry breaks too that nothing was done."""
+    raise_or_retry = CallRetry.raise_or_retry
+
+    def raise_or_refuse(retry: CallRetry, error: psycopg.Error, raw: RawConnection | None) -> bool:
+        try:
+            return raise_or_retry(retry, error, raw)
+        except Unavailable as refused:
+            refused.may_be_done = is_overdue(error)
+            raise
+
+    with instead(CallRetry, "raise_or_retry", raise_or_refuse):
+        yield
+
+
+@_bug
+def broken_pooler_is_a_refusal(run: Run) -> Iterator[None]:
+    """Take the message of a pooler whose connection to the server has broken for that of the function."""
+
+    def is_broken(error: psycopg.Error) -> bool:
+        return error.sqlstate is None
+
+    with instead(dblock._runtime.call_retry, "is_broken", is_broken):
+        yield
 
 
 @_bug

@@ -27,6 +27,14 @@ Answered = Callable[[Any], object]
 """Receives the row, or the error."""
 
 
+BROKEN = (
+    psycopg.OperationalError("the connection is lost"),
+    # What PgBouncer says if its connection to the server has broken.
+    pg.ProtocolViolation("server conn crashed?"),
+)
+"""What the sender learns of a connection that breaks."""
+
+
 @dataclass
 class Weather:
     """How bad the network is."""
@@ -38,6 +46,8 @@ class Weather:
     slowest: float = 1.0
     breaks: float = 0.0
     """The share of messages that are lost, or whose reply is lost, with a connection that breaks."""
+    breaks_again: float = 0.0
+    """The same for a message that is sent again. Connections often break together."""
     silent: float = 0.0
     """The share of messages that are lost, or whose reply is lost, in silence."""
     claim_busy: float = 0.0
@@ -78,10 +88,18 @@ class Network:
         return chance.uniform(0.0002, weather.longest)
 
     def send(
-        self, process: Process, sql: bytes, args: Args, within: float, connection: Connection | None, answered: Answered
+        self,
+        process: Process,
+        sql: bytes,
+        args: Args,
+        within: float,
+        connection: Connection | None,
+        answered: Answered,
+        again: bool = False,
     ) -> Message:
-        """Send a statement. Report its outcome within so many of the sender's seconds."""
+        """Send a statement, perhaps `again`. Report its outcome within so many of the sender's seconds."""
         world, weather = self.world, self.weather
+        breaks = max(weather.breaks, weather.breaks_again) if again else weather.breaks
         message = Message()
         there, back = self.delay(), self.delay()
         patience = within / process.rate
@@ -92,7 +110,7 @@ class Network:
             if not process.cut_off and not lost_on_the_way:
                 world.after(there, self._arrive, process, message, sql, args, connection, None, 0.0)
             process.later(patience, answered, Overdue("the reply did not come in time"))
-        elif fate < weather.silent + weather.breaks and connection is None:
+        elif fate < weather.silent + breaks and connection is None:
             if not lost_on_the_way:
                 there += world.random.choice([0.0, 0.1, 0.5, 2.0]) * world.random.random()
                 world.after(there, self._arrive, process, message, sql, args, connection, None, 0.0)
@@ -101,7 +119,7 @@ class Network:
             if broken_after > patience:
                 process.later(patience, answered, Overdue("the reply did not come in time"))
             else:
-                process.later(broken_after, answered, psycopg.OperationalError("the connection is lost"))
+                process.later(broken_after, answered, world.random.choice(BROKEN))
         elif there + back > patience:
             world.after(there, self._arrive, process, message, sql, args, connection, None, 0.0)
             process.later(patience, answered, Overdue("the reply did not come in time"))

@@ -29,6 +29,8 @@ from dblock._core.listener_failures import ConnectionFailed, Failure, ServerStat
 from dblock._core.presence import SocketState
 from dblock._core.timings import Timings
 from dblock._core.waiters import LocalWaiter, LocalWaiters
+from dblock._runtime.call_retry import CallRetry
+from dblock._runtime.connection import RawConnection
 from dblock._runtime.error_mapping import is_overdue
 from dblock.errors import DblockError, Unavailable
 from tests.robustness.simulation.network import Message, Network
@@ -241,61 +243,73 @@ class Task:
         within = min(call.within, process.patience)
         # A renewal goes over the listener's connection if there is no other, or if the other one is busy.
         home = process.home if keeps_alive and (not process.has_reserve or process.world.chance(0.3)) else None
-        turn, sent = self._turn, 0
+        turn, trouble = self._turn, CallRetry(process, call, None)
 
-        def send(sql: bytes, connects: bool) -> None:
-            nonlocal sent
-            sent += 1
+        def send(connects: bool) -> None:
             if connects and database.up and not database.accepts and not process.cut_off:
-                sent = 2
-                process.later(process.network.delay(), answered, psycopg.OperationalError("no new connection"))
+                process.later(process.network.delay(), refused)
                 return
-            self._message = process.network.send(process, sql, call.args, within, home, answered)
+            sql, again = trouble.call.sql, trouble.may_be_done
+            self._message = process.network.send(process, sql, call.args, within, home, answered, again)
 
         def answered(result: Any) -> None:
             if turn != self._turn:
                 return
-            if isinstance(result, psycopg.Error):
-                if is_overdue(result):
-                    unanswered = Unavailable("The database has not answered.")
-                    unanswered.unanswered = True
-                    message, uniform = self._message, process.world.random.uniform
-                    if message is not None and not process.cut_off and process.world.chance(0.5):
-                        message.cancelled = True
-                    giving_up = min(call.giving_up, process.timings.give_up_within)
-                    most = min(giving_up, math.inf if process.cut_off else process.network.weather.longest)
-                    seen_to_its_end = giving_up if message is not None and message.silent else uniform(0, most)
-                    if home is not None and message is not None and message.silent:
-                        process.later(uniform(0, most) + seen_to_its_end, home.doubted)
-                    process.later(uniform(0, most) + seen_to_its_end, resume, unanswered)
-                elif sent == 1:
-                    send_again()
-                else:
-                    if keeps_alive:
-                        process.other_session.refused_by(database.state)
-                    resume(Unavailable("The database could not be asked."))
+            if isinstance(result, DblockError):
+                result.may_be_done = trouble.may_be_done
+            if not isinstance(result, psycopg.Error):
+                resume(result)
                 return
-            resume(result)
+            connects = home is None
+            try:
+                trouble.raise_or_retry(result, cast(RawConnection, object()) if connects else None)
+            except Unavailable as error:
+                if is_overdue(result):
+                    give_up(error)
+                else:
+                    fail(error)
+            else:
+                send_over_other(connects)
 
-        def send_again() -> None:
-            send_over_other(call.again or call.sql, home is None)
+        def give_up(late: Unavailable) -> None:
+            message, uniform = self._message, process.world.random.uniform
+            if message is not None and not process.cut_off and process.world.chance(0.5):
+                message.cancelled = True
+            giving_up = min(call.giving_up, process.timings.give_up_within)
+            most = min(giving_up, math.inf if process.cut_off else process.network.weather.longest)
+            seen_to_its_end = giving_up if message is not None and message.silent else uniform(0, most)
+            if home is not None and message is not None and message.silent:
+                process.later(uniform(0, most) + seen_to_its_end, home.doubted)
+            process.later(uniform(0, most) + seen_to_its_end, resume, late)
 
-        def send_over_other(sql: bytes, connects: bool) -> None:
-            nonlocal home, sent
+        def refused() -> None:
+            if turn == self._turn:
+                error = Unavailable("No connection could be opened.")
+                error.may_be_done = trouble.may_be_done
+                fail(error)
+
+        def fail(error: Unavailable) -> None:
+            if keeps_alive:
+                process.other_session.refused_by(database.state)
+            resume(error)
+
+        def send_over_other(connects: bool) -> None:
+            nonlocal home
             home, session = None, process.other_session
             if not keeps_alive:
-                send(sql, connects)
+                send(connects)
                 return
             if not process.has_reserve and process.world.chance(0.5):
                 session.close()
             if session.has_ended():
-                sent, sql = 1, call.again or call.sql
-            send(sql, session.must_be_opened(database.accepts) or connects)
+                trouble.broken = True
+                trouble.call = trouble.call._replace(sql=call.again or call.sql)
+            send(session.must_be_opened(database.accepts) or connects)
 
         if home is not None:
-            send(call.sql, False)
+            send(False)
         else:
-            send_over_other(call.sql, False)
+            send_over_other(False)
 
     def _end(self, result: Any) -> None:
         self.over = True
@@ -390,6 +404,8 @@ class Process:
 
     timings = Timings()
     """Those that dblock ships with, whatever clients of the test run use."""
+    schema = "dblock"
+    terminated_at = -math.inf
 
     def __init__(self, world: World, network: Network, name: str, rate: float, patience: float) -> None:
         self.world = world
@@ -397,7 +413,7 @@ class Process:
         self.name = name
         self.rate = rate
         """How fast its clock runs."""
-        self.patience = max(patience, 1.0)
+        self.patience = self.reply_within = max(patience, 1.0)
         self.dead = False
         self.stopped = False
         self.continued_at = -math.inf
@@ -415,6 +431,9 @@ class Process:
     def join_queue(self, name: str, attempt: str) -> Waiter:
         """Register a waiter for a lock."""
         raise NotImplementedError
+
+    def stop_preparing(self, why: str) -> None:
+        """Do nothing: no statement is prepared here."""
 
     @property
     def has_reserve(self) -> bool:

@@ -100,6 +100,7 @@ class Run:
             chance.choice([0.0, 0.02, 0.1]),
             chance.choice([0.3, 1.0, 3.0]),
             chance.choice([0.0, 0.03, 0.15, 0.3]),
+            chance.choice([0.0, 0.3, 0.6]),
             chance.choice([0.0, 0.01, 0.05]),
             chance.choice([0.0, 0.2]),
         )
@@ -166,6 +167,7 @@ class Run:
         client = Client(
             world, self.network, f"client {number}", chance.uniform(0.992, 1.008), chance.choice([1.0, 3.0]), grace
         )
+        client.on_refusal = self.checks.refused
         client.deaf = chance.random() < 0.1
         self.clients.append(client)
         self.checks.clients[client.flows.client] = client

@@ -137,7 +137,7 @@ class Worker:
             state = LeaseState(grant, options.ttl, keep_alive=options.keep_alive, now=client.clock)
             client.track(state)
         except (DblockError, Cancelled) as error:
-            if _may_be_granted(error):
+            if may_be_granted(client, attempt, error):
                 try:
                     yield from client.flows.abandon(options.name, attempt)
                 except DblockError:
@@ -183,6 +183,14 @@ class Worker:
         if self.client.world.tracing:
             lost = f", lost: {state.loss.reason}" if state.loss else ""
             self._say(f"{state.name}: let go of token {state.token}, {'released' if released else 'not held'}{lost}")
+
+
+def may_be_granted(client: Client, attempt: str, error: BaseException) -> bool:
+    """Return whether dblock says that a request that failed may have been granted. If not, it must not have been."""
+    may_be = _may_be_granted(error)
+    if not may_be:
+        client.on_refusal(attempt)
+    return may_be
 
 
 def wanted(name: str, ttl: float, timeout: float | None, **options: Any) -> LockOptions:

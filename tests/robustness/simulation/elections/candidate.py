@@ -14,7 +14,7 @@ from dblock._core.effects import Flow, Sleep, Wait
 from dblock._core.lease_state import LeaseState
 from dblock._runtime.owners import caller
 from dblock.errors import DatabaseError, DblockError, LockTimeout
-from dblock.lock import _LockBase, _may_be_granted
+from dblock.lock import _LockBase
 from dblock.recipes.elections.base import WATCH_INTERVAL, ElectionBase
 from dblock.recipes.elections.flows import Abandon, Acquire
 from dblock.recipes.elections.persistence import Body, Campaign, Outcome, Pause, Stopped
@@ -23,7 +23,7 @@ from dblock.recipes.elections.term import _TermBase
 from tests.robustness.simulation.client import Client
 from tests.robustness.simulation.elections.checks import TermChecks
 from tests.robustness.simulation.process import Cancelled, Task, performed
-from tests.robustness.simulation.worker import Lease
+from tests.robustness.simulation.worker import Lease, may_be_granted
 from tests.robustness.simulation.world import BodyFailed, short
 
 
@@ -157,7 +157,7 @@ class Candidate(ElectionBase[Any]):
             state = LeaseState(grant, options.ttl, keep_alive=options.keep_alive, now=client.clock)
             client.track(state)
         except (DblockError, Stopped, Cancelled) as error:
-            if _may_be_granted(error):
+            if may_be_granted(client, attempt, error):
                 try:
                     yield from client.flows.abandon(options.name, attempt)
                 except DblockError:

@@ -13,13 +13,12 @@ from dblock._core.effects import Flow, Sleep
 from dblock._core.lease_state import LeaseState
 from dblock._core.slots import Claim, Definition, SlotFlows
 from dblock.errors import DatabaseError, DblockError, LeaseLost
-from dblock.lock import _may_be_granted
 from dblock.recipes.schedules.schedule import LONGEST_WAIT, _pause
 from dblock.testing.database.schedules.slots import SECOND
 from tests.robustness.simulation.client import Client
 from tests.robustness.simulation.process import Cancelled, Task
 from tests.robustness.simulation.schedules.checks import SlotChecks
-from tests.robustness.simulation.worker import Lease
+from tests.robustness.simulation.worker import Lease, may_be_granted
 from tests.robustness.simulation.world import BodyFailed
 
 
@@ -101,7 +100,7 @@ class Host:
             state = LeaseState(claim.grant, one.ttl, keep_alive=one.keep_alive, now=client.clock)
             client.track(state)
         except (DblockError, Cancelled) as error:
-            if _may_be_granted(error):
+            if may_be_granted(client, attempt, error):
                 try:
                     yield from self._flows.abandon(attempt)
                 except DblockError:

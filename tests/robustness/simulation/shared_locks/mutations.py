@@ -5,6 +5,7 @@ Most are mistakes that read-write locks and semaphores of other libraries have r
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from dblock.testing.database.shared_locks.store import EXCLUDING
 from dblock.testing.database.tables import Row, Ticket
 from tests.robustness.simulation.mutations import Bug, instead
 from tests.robustness.simulation.shared_locks.run import SharedRun
+from tests.robustness.simulation.shared_locks.worker import WriteLease
 
 BUGS: dict[str, Bug[SharedRun]] = {}
 
@@ -280,6 +282,28 @@ def downgrade_of_a_lost_lease(run: SharedRun) -> Iterator[None]:
 
 
 # In dblock's own code.
+
+
+@_bug
+def write_lease_believed_after_a_lost_reply(run: SharedRun) -> Iterator[None]:
+    """Go on believing in the write lease, and keep the read lease, when the reply to a downgrade was lost."""
+    leave = LeaseState._leave
+
+    @contextlib.contextmanager
+    def leaving(state: LeaseState) -> Iterator[bool]:
+        leave(state, math.inf)
+        try:
+            yield True
+        except BaseException:
+            leave(state, None)
+            raise
+        leave(state, state.now())
+
+    def give_back(writer: WriteLease, attempt: str) -> Flow[None]:
+        yield from ()
+
+    with instead(LeaseState, "leaving", leaving), instead(WriteLease, "_give_back", give_back):
+        yield
 
 
 @_bug

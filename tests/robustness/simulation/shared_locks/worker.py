@@ -15,12 +15,11 @@ from dblock._core.lease_state import LeaseState
 from dblock._core.replies import Grant
 from dblock._core.shared_acquire import SharedOptions
 from dblock.errors import DblockError, InvalidArgument, PermitsDiffer
-from dblock.lock import _may_be_granted
 from dblock.shared import _WriteLease
 from tests.robustness.simulation.client import Client
 from tests.robustness.simulation.process import Cancelled
 from tests.robustness.simulation.shared_locks.checks import SharedChecks
-from tests.robustness.simulation.worker import Errand, Lease, Worker
+from tests.robustness.simulation.worker import Errand, Lease, Worker, may_be_granted
 from tests.robustness.simulation.world import Violation
 
 
@@ -91,11 +90,13 @@ class SharedWorker(Worker):
             writer.raise_if_lost()
             reading = writer._begin_reading((yield from writer._downgrading(attempt)))
         except (DblockError, Cancelled) as error:
-            if _may_be_granted(error):
+            if may_be_granted(self.client, attempt, error):
                 try:
                     yield from writer._give_back(attempt)
                 except DblockError:
                     self.client.defer_cleanup(state.lock, attempt)
+            # The lease is held as before, or over, and is not released at once.
+            yield Sleep(0.05 if self.hurries else errand.holds_for)
             raise
         self.client.keepalive.discard(state)
         self._checks.downgraded(state, reading)

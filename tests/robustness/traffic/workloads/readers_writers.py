@@ -58,5 +58,7 @@ class Workload(workloads.Base):
             worker=worker.name,
         )
         if reading is None:
+            if worker.believes(lease):  # held as before, if the downgrade had no effect
+                worker.hold(lease, 0.2)
             worker.release(lease)
         return worker.interruptions.remember(reading)
