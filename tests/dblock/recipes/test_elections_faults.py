@@ -302,10 +302,10 @@ def test_candidate_campaigns_again_after_every_error(dsn: str, owner: psycopg.Co
         runner: Any = client._runtime.runner
         original = runner._call
 
-        def call(asked: Call) -> Any:
+        def call(asked: Call, *trouble: Any) -> Any:
             if (error := injector.error()) is not None:
                 raise error
-            row = original(asked)
+            row = original(asked, *trouble)
             if (error := injector.lost_reply()) is not None:
                 raise error
             return row
