@@ -218,10 +218,8 @@ class Lock(_LockBase[ThreadL]):
     def _abandon(self, attempt: str, error: BaseException) -> None:
         """Give back what the attempt may have been granted, because its caller gets an error instead."""
         if _may_be_granted(error):
-            try:
+            with self._runtime.deferring(self.name, attempt):
                 self._runtime.run_even_if_closed(self._flows.abandon(self.name, attempt))
-            except DblockError:
-                self._runtime.defer_cleanup(self.name, attempt)
 
     def holder(self) -> Holder | None:
         """Return the current holder of the lock, None if it is free."""
@@ -308,10 +306,8 @@ class AsyncLock(_LockBase[TaskL]):
     async def _abandon(self, attempt: str, error: BaseException) -> None:
         """Give back what the attempt may have been granted, because its caller gets an error instead."""
         if _may_be_granted(error):
-            try:
+            with self._runtime.deferring(self.name, attempt):
                 await self._runtime.run_even_if_closed(self._flows.abandon(self.name, attempt))
-            except DblockError:
-                self._runtime.defer_cleanup(self.name, attempt)
 
     async def holder(self) -> Holder | None:
         """Return the current holder of the lock, None if it is free."""

@@ -20,7 +20,7 @@ from dblock._core.options import LockOptions, Seconds, brief, check_name, check_
 from dblock._core.replies import Grant, log_fields, with_token
 from dblock._core.several import SeveralFlows
 from dblock._runtime.owners import Owner, caller
-from dblock.errors import DatabaseError, DblockError, InvalidArgument, LockTimeout
+from dblock.errors import InvalidArgument, LockTimeout
 from dblock.lease import AsyncLease, Lease
 from dblock.lock import _OWN_TIMEOUT, _LockBase, _may_be_granted
 from dblock.lock_set import AsyncLockSet, LockSet
@@ -138,7 +138,7 @@ class _SeveralBase(_LockBase[Any]):
                 self._drop(state)
         # A lease that has ended may still be recorded: the client was closed before it could be given up.
         recorded = any(not state.settled for state in states)
-        return _may_be_granted(error) or (recorded and not isinstance(error, DatabaseError))
+        return recorded or _may_be_granted(error)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self.names)} locks, ttl {self._options.ttl:g} s>"
@@ -150,10 +150,8 @@ class _Threads(_SeveralBase):
     def _give_back(self, states: Sequence[LeaseState], attempt: str, error: BaseException) -> None:
         """Give back all that the attempt may have been granted, because its caller gets an error instead."""
         if self._must_give_back(states, error):
-            try:
+            with self._runtime.deferring(self.names[0], attempt, *self.names[1:]):
                 self._runtime.run_even_if_closed(self._flows.abandon_all(self.names, attempt))
-            except DblockError:
-                self._runtime.defer_cleanup(self.names[0], attempt, *self.names[1:])
 
 
 class _Tasks(_SeveralBase):
@@ -162,10 +160,8 @@ class _Tasks(_SeveralBase):
     async def _give_back(self, states: Sequence[LeaseState], attempt: str, error: BaseException) -> None:
         """Give back all that the attempt may have been granted, because its caller gets an error instead."""
         if self._must_give_back(states, error):
-            try:
+            with self._runtime.deferring(self.names[0], attempt, *self.names[1:]):
                 await self._runtime.run_even_if_closed(self._flows.abandon_all(self.names, attempt))
-            except DblockError:
-                self._runtime.defer_cleanup(self.names[0], attempt, *self.names[1:])
 
 
 class LockAll(_Threads):

@@ -23,7 +23,7 @@ from dblock._core.replies import Grant, Holder, log_fields, new_attempt
 from dblock._core.shared_acquire import SharedOptions, check_permits, is_reader
 from dblock._runtime.owners import Owner, caller
 from dblock._runtime.runtime import TaskRuntime, ThreadRuntime
-from dblock.errors import DblockError, LockTimeout, UpgradeRefused
+from dblock.errors import LockTimeout, UpgradeRefused
 from dblock.lease import AsyncLease, Lease, TaskLease, ThreadLease
 from dblock.lock import _OWN_TIMEOUT, AsyncLock, Lock, TaskL, ThreadL, _may_be_granted
 
@@ -118,10 +118,8 @@ class WriteLease(_WriteLease, Lease):
             self._read = ReadLease(self._runtime, self._begin_reading(self._runtime.run(self._downgrading(attempt))))
         except BaseException as error:
             if _may_be_granted(error):
-                try:
+                with self._runtime.deferring(self.name, attempt):
                     self._runtime.run_even_if_closed(self._give_back(attempt))
-                except DblockError:
-                    self._runtime.defer_cleanup(self.name, attempt)
             raise
         self._runtime.keepalive.discard(self._state)
         return self._read
@@ -154,10 +152,8 @@ class AsyncWriteLease(_WriteLease, AsyncLease):
             self._read = AsyncReadLease(self._runtime, self._begin_reading(grant))
         except BaseException as error:
             if _may_be_granted(error):
-                try:
+                with self._runtime.deferring(self.name, attempt):
                     await self._runtime.run_even_if_closed(self._give_back(attempt))
-                except DblockError:
-                    self._runtime.defer_cleanup(self.name, attempt)
             raise
         self._runtime.keepalive.discard(self._state)
         if self._body is not None:

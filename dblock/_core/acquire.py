@@ -27,7 +27,7 @@ from dblock._core.replies import Grant, TicketStatus, array, log_fields, new_att
 from dblock._core.statements import DEFAULT_FENCES, FENCED_STORES
 from dblock._core.timings import Timings
 from dblock._core.waiters import LocalWaiter
-from dblock.errors import ClaimBusy, DatabaseError, InvalidArgument
+from dblock.errors import ClaimBusy, DatabaseError, DblockError, InvalidArgument
 
 logger = logging.getLogger("dblock")
 
@@ -311,7 +311,11 @@ class LockFlows(GrantFlows):
         """Return the grant. If its reply took longer than the trust window, release the grant and return None."""
         if self.clock() < grant.trusted_until:
             return grant
-        yield from self.release(grant.name, grant.token, grant.trusted_until)
+        try:
+            yield from self.release(grant.name, grant.token, grant.trusted_until)
+        except DblockError as error:
+            error.may_be_done = True
+            raise
         return None
 
     def _valid_presence(self, now: float) -> Presence | None:

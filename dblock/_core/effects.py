@@ -34,6 +34,10 @@ class Call(NamedTuple):
     apart: bool = False
     """Whether it may go over the listener's connection only if nothing is between that and the server."""
 
+    def sent_again(self) -> Call:
+        """Return the call for a retry, because the first one may have been executed."""
+        return self._replace(sql=self.again or self.sql)
+
 
 class JoinQueue(NamedTuple):
     """Register a waiter of this process, before its ticket can exist. The result is the LocalWaiter."""

@@ -50,11 +50,14 @@ class LeaseFlows:
         """Mark the lease lost with the database's reason, after a statement that did not find it held."""
         state = self._state
         state.leave_refused()
-        with contextlib.suppress(DatabaseError):
+        try:
             reply = yield from self._flows.renew([(state.name, state.token, state.ttl)])
-            why = reply.missed.get(0)
-            if why is not None and why != "busy":
-                state.renewal_refused(why)
+        except DatabaseError:
+            state.lose(Reason.UNREACHABLE)
+            return
+        why = reply.missed.get(0)
+        if why is not None and why != "busy":
+            state.renewal_refused(why)
 
     def release_without_asking(self, abandon: Callable[[Any], object]) -> bool | None:
         """Release the lease where no call may or need wait for it; return None if a release must be sent.

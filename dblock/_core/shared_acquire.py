@@ -23,7 +23,15 @@ from dblock._core.effects import Call, Flow, Sleep
 from dblock._core.lease_state import LeaseState
 from dblock._core.options import Claimer, LockOptions, Seconds, brief, check_name, interval, lock_options
 from dblock._core.replies import Grant, Holder, TicketStatus, moment
-from dblock.errors import ClaimBusy, DatabaseError, InvalidArgument, PermitsDiffer, Unavailable, WrongKind
+from dblock.errors import (
+    ClaimBusy,
+    DatabaseError,
+    DblockError,
+    InvalidArgument,
+    PermitsDiffer,
+    Unavailable,
+    WrongKind,
+)
 
 READ_WRITE = "read-write"
 SEMAPHORE = "semaphore"
@@ -194,24 +202,11 @@ class SharedFlows(LockFlows):
         While the request is under way, the write lease is not believed, and the keep-alive does not take it for lost.
         If the request fails, the write lease is as it was before, unless it may be done: no reply says that it is not.
         """
-        give_up_at = self.clock() + self._give_up_within
         with state.leaving():
-            while True:
-                sent_at = self.clock()
-                presence = self._valid_presence(sent_at)
-                name = presence.name if presence else None
-                args = (state.lock, str(state.token), attempt, interval(state.ttl), name)
-                granted, token, expires_at, remaining, share = yield Call(self.statements.downgrade, args)
-                if granted is not None:
-                    break
-                if self.clock() >= give_up_at:
-                    raise DatabaseError(
-                        f"The write lease of lock {state.lock!a:.80} was not downgraded, and is still held: an open "
-                        "transaction has proved it with assert_held(). End that transaction first."
-                    )
-                yield Sleep(self.uniform(POLL_FIRST / 2, POLL_FIRST))
-        if granted != "t":
+            reply = yield from self._ask_to_downgrade(state, attempt)
+        if reply is None:
             return None
+        presence, sent_at, (token, expires_at, remaining, share) = reply
         state.let_go()
         state.release_confirmed()
         trusted_until = sent_at + float(remaining) * TRUST
@@ -223,6 +218,33 @@ class SharedFlows(LockFlows):
         with contextlib.suppress(DatabaseError):  # readers that wait would also find out by themselves
             yield Call(self.statements.wake_queue, (state.lock,), within=self._give_up_within)
         return grant
+
+    def _ask_to_downgrade(self, state: LeaseState, attempt: str) -> Flow[Any]:
+        """Ask until it is decided. The result is None if the writer does not hold the lock any more."""
+        give_up_at = self.clock() + self._give_up_within
+        sql, again = self.statements.downgrade, self.statements.downgrade_again
+        may_be_done = False
+        while True:
+            sent_at = self.clock()
+            presence = self._valid_presence(sent_at)
+            name = presence.name if presence else None
+            args = (state.lock, str(state.token), attempt, interval(state.ttl), name)
+            try:
+                granted, *grant = yield Call(again if may_be_done else sql, args, again)
+                # The first request got no reply, and its transaction may be what has locked the row.
+                may_be_done = may_be_done or granted == "undecided"
+                if granted in ("t", "f"):
+                    return (presence, sent_at, grant) if granted == "t" else None
+                if self.clock() >= give_up_at:
+                    proved = "held: an open transaction has proved it with assert_held(). End that transaction first."
+                    raise DatabaseError(
+                        f"The write lease of lock {state.lock!a:.80} was not downgraded, and is "
+                        + ("given back: the database has not decided in time." if may_be_done else f"still {proved}")
+                    )
+            except DblockError as error:
+                error.may_be_done = error.may_be_done or may_be_done
+                raise
+            yield Sleep(self.uniform(POLL_FIRST / 2, POLL_FIRST))
 
     def resize(self, name: str, permits: int) -> Flow[None]:
         """Change the number of permits of a semaphore."""

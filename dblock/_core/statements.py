@@ -102,14 +102,12 @@ class Statements:
             " (r).watched, (r).fresh, (r).share FROM (SELECT"
             f" {prefix}.acquire_shared($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS r OFFSET 0) AS a"
         ).encode()
-        # In the reply to a retry, an undecided request can be told from one that was sent once.
-        self.acquire_shared_again = self.acquire_shared.replace(
-            b"(r).fresh,", b"CASE WHEN (r).fresh THEN 't' WHEN NOT (r).fresh THEN 'f' ELSE 'undecided' END,"
-        )
+        self.acquire_shared_again = _telling_undecided(self.acquire_shared, "(r).fresh")
         self.downgrade = (
             "SELECT (r).granted, (r).token, date_part('epoch', (r).expires_at), (r).remaining, (r).share FROM"
             f" (SELECT {prefix}.downgrade($1, $2, $3, $4, $5) AS r OFFSET 0) AS a"
         ).encode()
+        self.downgrade_again = _telling_undecided(self.downgrade, "(r).granted")
         self.resize_semaphore = f"SELECT {prefix}.resize_semaphore($1, $2)".encode()
         self.shared_state = f"SELECT kind, permits, available, holders FROM {prefix}.shared_state($1)".encode()
         self.wake_queue = f"SELECT {prefix}.wake_queue($1)".encode()
@@ -186,6 +184,12 @@ class Statements:
         ).encode()
         self.revision = Call(f"SELECT {prefix}.schema_revision()".encode(), ())
         self.installation = Call(f"SELECT {prefix}.installation()".encode(), ())
+
+
+def _telling_undecided(statement: bytes, column: str) -> bytes:
+    """Return a statement for a retry, in whose reply an undecided request can be told from one that was sent once."""
+    told = f"CASE WHEN {column} THEN 't' WHEN NOT {column} THEN 'f' ELSE 'undecided' END,"
+    return statement.replace(f"{column},".encode(), told.encode())
 
 
 def _claiming(statement: bytes, resources: str, within: str, holder: str, fences: str) -> bytes:

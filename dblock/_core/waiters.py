@@ -169,9 +169,7 @@ class LocalWaiters:
     def check_not_left(self) -> None:
         """Raise ClientClosed for a ticket that came after the client gave up its tickets: its waiter gives it up."""
         if self.left:
-            closed = ClientClosed()
-            closed.may_be_done = True
-            raise closed
+            raise ClientClosed(may_be_done=True)
 
     def take_turn(self, waiter: LocalWaiter) -> bool:
         """Return whether a waiter may ask for its lock: always, unless an earlier one has found it locked."""

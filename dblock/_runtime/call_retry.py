@@ -67,7 +67,7 @@ class CallRetry:
             self.raise_or_retry(error, None)
             return
         self.unsure = True
-        self.call = self.call._replace(sql=self.call.again or self.call.sql)
+        self.call = self.call.sent_again()
 
     def raise_or_give_up(self, error: psycopg.Error, refused: Unavailable) -> NoReturn:
         """Raise the error of a call that could only go over the listener's connection.
@@ -100,7 +100,7 @@ class CallRetry:
             raise late from error
         if is_broken(error) and not (self.broken and raw is not None):
             self.broken, self.unsure = self.broken or raw is not None, self.unsure or raw is None
-            self.call = self.call._replace(sql=self.call.again or self.call.sql)
+            self.call = self.call.sent_again()
             logger.info("runner: connection lost, retrying over a new one: %s", error)
             return True
         if isinstance(error, (pg.InvalidSqlStatementName, pg.DuplicatePreparedStatement)) and raw and raw.prepares:

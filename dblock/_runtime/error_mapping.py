@@ -152,7 +152,8 @@ def is_broken(error: psycopg.Error) -> bool:
     state = error.sqlstate
     if state is None:
         return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
-    return state[:2] == "08" or state in SHUTDOWN or error.diag.severity_nonlocalized in ENDS_SESSION
+    severity = error.diag.severity_nonlocalized or error.diag.severity
+    return state[:2] == "08" or state in SHUTDOWN or severity in ENDS_SESSION
 
 
 def is_overdue(error: BaseException | None) -> bool:

@@ -38,7 +38,7 @@ from dblock._runtime.listener_connection import NotLent
 from dblock._runtime.pool import AsyncPool, Pool, Returns
 from dblock._runtime.runner import Runner
 from dblock._runtime.threads import start_thread
-from dblock.errors import Unavailable
+from dblock.errors import DblockError, Unavailable
 
 LARGE = 50_000
 """Characters from which a call does not go over the home. It takes long, and would delay the waiters' heartbeat."""
@@ -101,7 +101,7 @@ class KeepAliveRunner(Runner):
         """Make a call of the user over it, because the client has no other connection. Raise NotLent if it is busy."""
         try:
             raw = self._pool.take(wait)
-        except (psycopg.Error, Unavailable):
+        except (psycopg.Error, DblockError):
             raise NotLent from None
         try:
             row: Row | None = raw.connection.wait(raw.exchange(call, within), poll_interval(within))

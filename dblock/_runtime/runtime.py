@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dblock._core.acquire import LockFlows
@@ -119,13 +119,21 @@ class RuntimeBase:
             # the closing one sees the other.
             self.keepalive.discard(state)
             state.let_go()
-            closed = ClientClosed()
-            closed.may_be_done = True
-            raise closed
+            raise ClientClosed(may_be_done=True)
         if self.flows.observation is not None:
             self.flows.observation.hold(state)
         if state.owner is not None:
             state.owner.add(state)
+
+    @contextlib.contextmanager
+    def deferring(self, name: str, attempt: str, *others: str) -> Iterator[None]:
+        """Give up the attempt later if the body, which gives it up, fails. Only an interrupt is raised again."""
+        try:
+            yield
+        except BaseException as error:
+            self.defer_cleanup(name, attempt, *others)
+            if not isinstance(error, DblockError):
+                raise
 
     def defer_cleanup(self, name: str, attempt: str, *others: str) -> None:
         """Give up the attempt's grants and tickets later, because that was not possible now."""
@@ -194,9 +202,10 @@ class ThreadRuntime(_OpensLater):
             nonlocal last
             try:
                 return (last or self.runner or self._open()).perform(effect)
-            except ClientClosed:
+            except ClientClosed as closed:
                 if last is not None or not self.closed:
                     raise
+                effect = effect.sent_again() if closed.may_be_done else effect
             from dblock._runtime.runner import Runner
 
             last = Runner(self.settings.target, self.schema, 1, timings.give_up_within, prepares=False, timings=timings)
@@ -296,9 +305,10 @@ class TaskRuntime(_OpensLater):
             nonlocal last
             try:
                 return await (last or self.runner or await self._open()).perform(effect)
-            except ClientClosed:
+            except ClientClosed as closed:
                 if last is not None or not self.closed:
                     raise
+                effect = effect.sent_again() if closed.may_be_done else effect
             from dblock._runtime.runner import AsyncRunner
 
             last = AsyncRunner(
@@ -330,6 +340,8 @@ class TaskRuntime(_OpensLater):
 
     async def _open(self) -> AsyncRunner:
         import asyncio
+
+        from dblock._runtime.asyncio_compat import not_in_asyncio
 
         try:
             loop = asyncio.get_running_loop()
@@ -402,11 +414,3 @@ class TaskRuntime(_OpensLater):
                 self.installation = runner.installation
                 self.runner = runner
             return self.runner
-
-
-def not_in_asyncio() -> DblockError:
-    """Return the error for a call that no event loop of asyncio runs."""
-    return DblockError(
-        "An asynchronous client needs asyncio, and no event loop of asyncio runs this call. Under trio, use a Client "
-        "in a thread. In tests with anyio, let the fixture anyio_backend return 'asyncio'."
-    )

@@ -21,11 +21,12 @@ class ConfigurationError(InvalidArgument):
 class ClientClosed(DblockError):
     """The client was closed and cannot be used again."""
 
-    def __init__(self) -> None:
+    def __init__(self, may_be_done: bool = False) -> None:
         super().__init__("This client is closed. Create a new one.")
+        self.may_be_done = may_be_done
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), ()
+        return type(self), (self.may_be_done,)
 
 
 class EmbeddedError(DblockError):

@@ -102,7 +102,9 @@ class Database:
         )
         (found,) = await self._reader.run(_one(call))
         if found is None:
-            raise Unavailable(f"The reply about lock {name!a:.80} was lost. It may have been taken from its holder.")
+            lost = Unavailable(f"The reply about lock {name!a:.80} was lost. It may have been taken from its holder.")
+            lost.may_be_done = True
+            raise lost
         return bool(found == "t")
 
     async def is_there(self) -> bool:

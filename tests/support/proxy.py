@@ -28,13 +28,13 @@ READY = b"Z\x00\x00\x00\x05I"
 """ReadyForQuery, outside a transaction: the end of every reply."""
 
 
-def fatal(state: str, text: str) -> bytes:
+def fatal(state: str, text: str, severity: str = "SFATAL\0VFATAL\0") -> bytes:
     """Return the last message of a session, as it goes over the wire."""
-    fields = f"SFATAL\0VFATAL\0C{state}\0M{text}\0\0".encode()
+    fields = f"{severity}C{state}\0M{text}\0\0".encode()
     return b"E" + (len(fields) + 4).to_bytes(4, "big") + fields
 
 
-SERVER_CRASHED = fatal("08P01", "server conn crashed?")
+SERVER_CRASHED = fatal("08P01", "server conn crashed?", severity="SFATAL\0")
 """What PgBouncer tells a client whose server connection has broken."""
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from dblock._core.options import Seconds
 from dblock._core.replies import new_attempt
 from dblock._runtime.runtime import TaskRuntime, ThreadRuntime
-from dblock.errors import DblockError, WaitTimeout
-from dblock.recipes.barriers.flows import BarrierFlows, check_size, check_wait
+from dblock.errors import WaitTimeout
+from dblock.recipes.barriers.flows import BarrierFlows, check_size, check_wait, must_leave
 
 
 class _BarrierBase:
@@ -54,19 +54,16 @@ class Barrier(_BarrierBase):
         attempt = new_attempt()
         try:
             number = self._runtime.run(self._flows.wait(attempt, seconds))
-        except DblockError:
-            raise
-        except BaseException:
-            self._leave(attempt)
+        except BaseException as error:
+            if must_leave(error):
+                self._leave(attempt)
             raise
         return self._result(number, seconds)
 
     def _leave(self, attempt: str) -> None:
         """Leave the barrier, because the caller of this attempt gets an error instead of a number."""
-        try:
+        with self._runtime.deferring(self._flows.key, attempt):
             self._runtime.run_even_if_closed(self._flows.leave(attempt))
-        except DblockError:
-            self._runtime.defer_cleanup(self._flows.key, attempt)
 
 
 class AsyncBarrier(_BarrierBase):
@@ -84,16 +81,13 @@ class AsyncBarrier(_BarrierBase):
         attempt = new_attempt()
         try:
             number = await self._runtime.run(self._flows.wait(attempt, seconds))
-        except DblockError:
-            raise
-        except BaseException:
-            await self._leave(attempt)
+        except BaseException as error:
+            if must_leave(error):
+                await self._leave(attempt)
             raise
         return self._result(number, seconds)
 
     async def _leave(self, attempt: str) -> None:
         """Leave the barrier, because the caller of this attempt gets an error instead of a number."""
-        try:
+        with self._runtime.deferring(self._flows.key, attempt):
             await self._runtime.run_even_if_closed(self._flows.leave(attempt))
-        except DblockError:
-            self._runtime.defer_cleanup(self._flows.key, attempt)

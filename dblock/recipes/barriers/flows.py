@@ -16,7 +16,7 @@ from dblock._core.acquire import LockFlows
 from dblock._core.effects import Call, Flow, JoinQueue, Sleep, Wait
 from dblock._core.options import Seconds, brief, check_name, check_seconds, quoted
 from dblock._core.outage import Outage
-from dblock.errors import DatabaseError, InvalidArgument, NotWritable, Unavailable
+from dblock.errors import DatabaseError, DblockError, InvalidArgument, NotWritable, Unavailable
 
 MOST_PARTIES = 10_000
 MOST_COUNTS = 1_000_000_000
@@ -60,6 +60,11 @@ def check_wait(kind: str, name: str, timeout: Seconds | None) -> float | None:
             f"The timeout of {kind} {brief(name)} is {seconds:g} s; give 0 to ask once, None to wait without end."
         )
     return None if seconds == math.inf else seconds
+
+
+def must_leave(error: BaseException) -> bool:
+    """Return whether the caller of a wait that raised this error may still count. DatabaseError has been seen to."""
+    return not isinstance(error, DatabaseError) and (not isinstance(error, DblockError) or error.may_be_done)
 
 
 class WaitingFlows:

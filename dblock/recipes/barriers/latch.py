@@ -7,8 +7,8 @@ from typing import Any
 from dblock._core.options import Seconds
 from dblock._core.replies import new_attempt
 from dblock._runtime.runtime import TaskRuntime, ThreadRuntime
-from dblock.errors import DblockError, WaitTimeout
-from dblock.recipes.barriers.flows import LatchFlows, check_size, check_wait
+from dblock.errors import WaitTimeout
+from dblock.recipes.barriers.flows import LatchFlows, check_size, check_wait, must_leave
 
 
 class _LatchBase:
@@ -61,18 +61,15 @@ class Latch(_LatchBase):
         attempt = new_attempt()
         try:
             result = self._runtime.run(self._flows.wait(attempt, seconds))
-        except DblockError:
-            raise
-        except BaseException:
-            self._leave(attempt)
+        except BaseException as error:
+            if must_leave(error):
+                self._leave(attempt)
             raise
         self._check(result, seconds)
 
     def _leave(self, attempt: str) -> None:
-        try:
+        with self._runtime.deferring(self._flows.key, attempt):
             self._runtime.run_even_if_closed(self._flows.abandon(attempt))
-        except DblockError:
-            self._runtime.defer_cleanup(self._flows.key, attempt)
 
 
 class AsyncLatch(_LatchBase):
@@ -98,15 +95,12 @@ class AsyncLatch(_LatchBase):
         attempt = new_attempt()
         try:
             result = await self._runtime.run(self._flows.wait(attempt, seconds))
-        except DblockError:
-            raise
-        except BaseException:
-            await self._leave(attempt)
+        except BaseException as error:
+            if must_leave(error):
+                await self._leave(attempt)
             raise
         self._check(result, seconds)
 
     async def _leave(self, attempt: str) -> None:
-        try:
+        with self._runtime.deferring(self._flows.key, attempt):
             await self._runtime.run_even_if_closed(self._flows.abandon(attempt))
-        except DblockError:
-            self._runtime.defer_cleanup(self._flows.key, attempt)

@@ -66,10 +66,8 @@ class Slots:
             return claim, _run(self._runtime, self.definition, claim, Lease)
         except BaseException as error:
             if _may_be_granted(error):
-                try:
+                with self._runtime.deferring(f"once:{self.definition.name}", attempt):
                     self._runtime.run_even_if_closed(self._flows.abandon(attempt))
-                except DblockError:
-                    self._runtime.defer_cleanup(f"once:{self.definition.name}", attempt)
             raise
 
     def end(self, run: Run, outcome: str, exit_code: int | None = None, error: str | None = None) -> str | None:
@@ -80,6 +78,8 @@ class Slots:
         finally:
             if state.settled:
                 self._runtime.keepalive.discard(state)
+            elif state.over:
+                self._runtime.keepalive.abandon(state)
 
     def outcome(self, slot: datetime) -> SlotOutcome | None:
         """Return what the ledger knows about a slot; None if it is not decided."""
@@ -103,10 +103,8 @@ class AsyncSlots:
             return claim, _run(self._runtime, self.definition, claim, AsyncLease)
         except BaseException as error:
             if _may_be_granted(error):
-                try:
+                with self._runtime.deferring(f"once:{self.definition.name}", attempt):
                     await self._runtime.run_even_if_closed(self._flows.abandon(attempt))
-                except DblockError:
-                    self._runtime.defer_cleanup(f"once:{self.definition.name}", attempt)
             raise
 
     async def end(self, run: Run, outcome: str, exit_code: int | None = None, error: str | None = None) -> str | None:
@@ -117,6 +115,8 @@ class AsyncSlots:
         finally:
             if state.settled:
                 self._runtime.keepalive.discard(state)
+            elif state.over:
+                self._runtime.keepalive.abandon(state)
 
     async def outcome(self, slot: datetime) -> SlotOutcome | None:
         """Return what the ledger knows about a slot; None if it is not decided."""

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from dblock._core.options import TTL_MAX, is_text, lock_options
 from dblock._core.replies import Grant
+from dblock.errors import DatabaseError
 from dblock.server.access import require
 from dblock.server.api.locks import force_release, holders_of
 from dblock.server.api.operations import Exchange, answer
@@ -45,6 +46,11 @@ async def lock(exchange: Exchange) -> Response:
         grant = await database.run(flows.observed(name, flows.try_acquire(options, attempt), "busy"))
     except Disconnected:
         return Response(status_code=499)
+    except DatabaseError as error:
+        if error.may_be_done:  # the next run has another ID, and would not find the grant
+            with database.runtime.deferring(name, attempt):
+                await database.run_last(flows.abandon(name, attempt))
+        raise
     if isinstance(grant, Grant):
         return answer({"token": grant.token, **info})
     return await _held(exchange, name)

@@ -10,7 +10,8 @@
 -- The statement waits for no row, so one lease whose row is locked cannot delay the renewal of the
 -- rest. Each row is locked before the clock is read for it, and no deadline comes nearer: see
 -- renew(). The commit is durable if one of the renewed leases has a token, and asynchronous
--- otherwise. A `presence` ties the leases to that session from here on.
+-- otherwise, with whatever the transaction writes afterwards. A `presence` ties the leases to that
+-- session from here on.
 CREATE OR REPLACE FUNCTION renew_all(
     names text[],
     tokens bigint[],

@@ -17,8 +17,9 @@ from dblock._core.effects import Call, Flow, JoinQueue, Sleep, Wait, drive
 from dblock._core.keepalive_flow import WaitForWake, Warm
 from dblock._core.lease_state import LeaseState
 from dblock._core.waiters import LocalWaiter
+from dblock._runtime.asyncio_compat import not_in_asyncio
 from dblock._runtime.keepalive import _KeepAliveBase
-from dblock._runtime.runtime import RuntimeBase, not_in_asyncio
+from dblock._runtime.runtime import RuntimeBase
 from dblock.errors import ClientClosed, DblockError
 from dblock.testing.clock import ClockEvent, Timer, wait_and_clear
 from dblock.testing.memory.background import Background

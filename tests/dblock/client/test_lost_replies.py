@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 import dblock
+from tests.support.eventually import eventually
 from tests.support.facade import Clients
 from tests.support.pooler import needs_pgbouncer, pooled
 from tests.support.proxy import SERVER_CRASHED, Proxy, fatal
@@ -35,6 +36,7 @@ LAST_MESSAGES = {
     "pooler": SERVER_CRASHED,
     "old pooler": SERVER_CRASHED.replace(b"FATAL", b"ERROR"),
     "log full": fatal("58030", "could not write to file"),
+    "another pooler": fatal("58000", "connection to the server is lost", severity="SFATAL\0"),
     "timeout": fatal("25P04", "terminating connection due to transaction timeout"),
 }
 """What the client may be told instead of the reply."""
@@ -137,3 +139,39 @@ async def test_downgrade_behind_a_pooler_that_loses_its_server_is_found_or_given
             assert owner.execute(HELD).fetchone() == (0,)
         assert (proxy.lost, writer.remaining()) == (breaks, 0)
         await client.close()
+
+
+def test_interrupt_while_a_grant_is_given_back_leaves_it_to_the_listener(
+    dsn: str, proxy: Proxy, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with dblock.Client(proxy.dsn, presence=None) as client:
+
+        def interrupt(flow: Any) -> None:
+            raise KeyboardInterrupt
+
+        proxy.lose_reply_to(NAME.encode(), times=2)
+        client.lock("warm").holder()
+        monkeypatch.setattr(client._runtime, "run_even_if_closed", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            client.lock(NAME, ttl=600).acquire()
+        monkeypatch.undo()
+        eventually(lambda: owner.execute(HELD).fetchone() == (0,), "the listener has given the grant back")
+
+
+async def test_retry_of_a_closed_client_says_that_it_is_one(
+    clients: Clients, proxy: Proxy, owner: psycopg.Connection
+) -> None:
+    """A release frees the lock, its reply is lost, and the client is closed before the retry: nothing is lost."""
+    client = clients(proxy.dsn, presence=None)
+    lease = await client.lock(NAME, ttl=600).acquire()
+    runtime = getattr(client, "_inner", client)._runtime
+
+    def close() -> None:
+        runtime.closed = True
+        runtime.runner._pool._refuse_calls()
+
+    proxy.before_cut = close
+    proxy.lose_reply_to(str(lease.token).encode())
+    assert await lease.release() is True
+    assert proxy.lost == 1
+    await client.close()

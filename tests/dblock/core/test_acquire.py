@@ -14,7 +14,7 @@ from dblock._core.replies import new_attempt
 from dblock._core.timings import default
 from dblock._core.waiters import LocalWaiter, LocalWaiters
 from dblock._runtime.wakeups import ThreadWaiter
-from dblock.errors import ClientClosed
+from dblock.errors import ClientClosed, Unavailable
 
 GRANTED = ("t", "7", "1000.5", "30", None)
 HELD = ("f", None, "1000.5", "12.5", "f")
@@ -406,3 +406,15 @@ def test_try_gives_up_after_three_requests(flows: LockFlows, options: LockOption
             step = steps.send(("f", None, None, "0", "f") if isinstance(step, Call) else None)
     assert done.value.value is None
     assert requests == 3
+
+
+def test_grant_that_came_too_late_and_cannot_be_released_may_be_held(
+    flows: LockFlows, options: LockOptions, clock: Clock
+) -> None:
+    steps = flows.try_acquire(options, "aa")
+    next(steps)
+    clock.now += 1000
+    steps.send(GRANTED)
+    with pytest.raises(Unavailable) as raised:
+        steps.throw(Unavailable("no connection could be opened"))
+    assert raised.value.may_be_done

@@ -212,3 +212,20 @@ def test_release_that_finds_nothing_reports_the_reason_of_the_loss(why: str, rea
     releasing.send(("f",))
     assert reply(releasing, ("0", "{1}", f"{{{why}}}")) is False
     assert held.lease.lost.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [(None, "unreachable"), (("0", "{1}", "{superseded}"), "superseded"), (("0", "{1}", "{busy}"), None)],
+    ids=["no reply", "superseded", "busy"],
+)
+def test_lease_that_a_statement_did_not_find_held_is_believed_only_if_the_database_says_so(
+    row: tuple[str, ...] | None, reason: str | None
+) -> None:
+    held = ManualLease()
+    steps = held.lease._flows.learn_why()
+    next(steps)
+    with pytest.raises(StopIteration):
+        steps.throw(dblock.Unavailable("gone")) if row is None else steps.send(row)
+    assert held.lease.lost.reason == reason
+    assert (held.lease.remaining() > 0) == (reason is None)

@@ -171,3 +171,31 @@ def test_options_of_shared_locks_are_checked() -> None:
     with pytest.raises(InvalidArgument, match="keep_alive"):
         read_write_options("write", "a", 30, None, None, "yes")  # type: ignore[arg-type]
     assert semaphore_options(None, "a", 30, None, None, True, ["gpu:{permit}"]).claims == ("gpu:{permit}",)
+
+
+def test_downgrade_that_may_be_under_way_is_never_taken_for_refused(
+    flows: SharedFlows, writer: LeaseState, clock: Clock
+) -> None:
+    """The first request may be what has locked the row: its connection broke while it was committed."""
+    steps = flows.downgrade(writer, "attempt")
+    next(steps)
+    assert isinstance(steps.send(("undecided", None, None, None, None)), Sleep)
+    assert steps.send(None).sql == flows.statements.downgrade_again
+    with pytest.raises(Unavailable) as raised:
+        steps.throw(Unavailable("no connection could be opened"))
+    assert raised.value.may_be_done
+    assert (writer.remaining(), writer.status) == (0, Status.RELEASING)
+
+
+def test_downgrade_that_is_not_decided_in_time_may_be_done(
+    flows: SharedFlows, writer: LeaseState, clock: Clock
+) -> None:
+    steps = flows.downgrade(writer, "attempt")
+    next(steps)
+    steps.send(("undecided", None, None, None, None))
+    steps.send(None)
+    clock.now += flows.timings.give_up_within + 1
+    with pytest.raises(DatabaseError, match="is given back") as raised:
+        steps.send(("undecided", None, None, None, None))
+    assert raised.value.may_be_done
+    assert writer.remaining() == 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +13,7 @@ from dblock._core.lease_state import LeaseState, Status
 from dblock._core.replies import Grant
 from dblock._core.slots import SlotFlows, check_definition
 from dblock.errors import NotWritable, Unavailable
+from dblock.recipes.schedules.schedule import Slots
 
 
 class Reporting:
@@ -21,8 +23,9 @@ class Reporting:
         self.now = 100.0
         grant = Grant("once:s", 7, 0.0, self.now + ttl * TRUST, self.now)
         self.state = LeaseState(grant, ttl, now=lambda: self.now)
-        definition = check_definition("s", every=60, ttl=ttl, planner=lambda *_: lambda *_: [])
-        flows = SlotFlows(LockFlows("dblock", "holder", lambda: self.now), definition)
+        self.definition = check_definition("s", every=60, ttl=ttl, planner=lambda *_: lambda *_: [])
+        self.service = LockFlows("dblock", "holder", lambda: self.now)
+        flows = SlotFlows(self.service, self.definition)
         self.steps: Any = flows.end(self.state, "succeeded")
         assert isinstance(next(self.steps), Call)
 
@@ -61,3 +64,20 @@ def test_lease_whose_report_failed_is_believed_only_if_no_report_may_be_done(los
         one.steps.throw(last)
     assert raised.value.may_be_done == bool(lost)
     assert (one.state.remaining() > 0, one.state.status) == ((False, Status.RELEASING) if lost else (True, Status.HELD))
+
+
+def test_run_whose_report_may_be_done_is_released_in_the_background() -> None:
+    """`dblock once` has no `with` of the lease around the report."""
+    one, abandoned = Reporting(), list[LeaseState]()
+    lost = NotWritable()
+    lost.may_be_done = True
+
+    def run(flow: Any) -> None:
+        next(flow)
+        flow.throw(lost)
+
+    keepalive = SimpleNamespace(abandon=abandoned.append)
+    slots = Slots(cast(Any, SimpleNamespace(run=run, keepalive=keepalive, flows=one.service)), one.definition)
+    with pytest.raises(NotWritable):
+        slots.end(cast(Any, SimpleNamespace(lease=SimpleNamespace(_state=one.state))), "succeeded")
+    assert abandoned == [one.state]

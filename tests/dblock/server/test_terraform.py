@@ -12,6 +12,7 @@ import pytest
 
 from dblock.server.access import credential
 from tests.dblock.server.conftest import Http, serving
+from tests.support.proxy import Proxy
 
 
 class Backend:
@@ -135,3 +136,14 @@ async def test_terraform_and_the_api_share_one_lock(http: Http) -> None:
 async def test_body_without_an_id_is_refused(body: bytes, http: Http) -> None:
     for method in ("LOCK", "UNLOCK"):
         assert (await http.request(method, "/v1/terraform/a", content=body)).status_code == 400
+
+
+async def test_lock_whose_replies_were_lost_is_given_back(dsn: str, owner: psycopg.Connection) -> None:
+    """The next run has another ID, and would not find the grant."""
+    with Proxy(dsn) as proxy:
+        async with serving(proxy.dsn) as http:
+            await http.get("/v1/locks")
+            proxy.lose_reply_to(b"prod/network", times=2)
+            response = await Backend(http)._request("LOCK", {"ID": "the first run"})
+            assert (response.status_code, proxy.lost) == (503, 2)
+            await Backend(http).lock("the next run")

@@ -303,7 +303,7 @@ class Task:
                 session.close()
             if session.has_ended():
                 trouble.broken = True
-                trouble.call = trouble.call._replace(sql=call.again or call.sql)
+                trouble.call = call.sent_again()
             send(session.must_be_opened(database.accepts) or connects)
 
         if home is not None:

@@ -138,10 +138,8 @@ class Worker:
             client.track(state)
         except (DblockError, Cancelled) as error:
             if may_be_granted(client, attempt, error):
-                try:
+                with client.deferring(options.name, attempt):
                     yield from client.flows.abandon(options.name, attempt)
-                except DblockError:
-                    client.defer_cleanup(options.name, attempt)
             raise
         if client.world.tracing:
             self._say(f"{options.name}: has it under token {state.token} for {state.remaining():.4f} s")

@@ -158,10 +158,8 @@ class Candidate(ElectionBase[Any]):
             client.track(state)
         except (DblockError, Stopped, Cancelled) as error:
             if may_be_granted(client, attempt, error):
-                try:
+                with client.deferring(options.name, attempt):
                     yield from client.flows.abandon(options.name, attempt)
-                except DblockError:
-                    client.defer_cleanup(options.name, attempt)
             raise
         return Lease(client, state)
 

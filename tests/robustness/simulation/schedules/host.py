@@ -101,10 +101,8 @@ class Host:
             client.track(state)
         except (DblockError, Cancelled) as error:
             if may_be_granted(client, attempt, error):
-                try:
+                with client.deferring(f"once:{one.name}", attempt):
                     yield from self._flows.abandon(attempt)
-                except DblockError:
-                    client.defer_cleanup(f"once:{one.name}", attempt)
             raise
         self._checks.holds(client, state)
         return claim, Lease(client, state)

@@ -91,10 +91,8 @@ class SharedWorker(Worker):
             reading = writer._begin_reading((yield from writer._downgrading(attempt)))
         except (DblockError, Cancelled) as error:
             if may_be_granted(self.client, attempt, error):
-                try:
+                with self.client.deferring(state.lock, attempt):
                     yield from writer._give_back(attempt)
-                except DblockError:
-                    self.client.defer_cleanup(state.lock, attempt)
             # The lease is held as before, or over, and is not released at once.
             yield Sleep(0.05 if self.hurries else errand.holds_for)
             raise
