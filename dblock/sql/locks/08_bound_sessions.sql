@@ -22,7 +22,8 @@ LANGUAGE sql STABLE
 AS $$
     WITH locks AS MATERIALIZED (
         SELECT k.pid, k.granted,
-               k.locktype = 'advisory' AND k.objsubid = 1 AND k.classid::bigint >> 22 = 475
+               -- The keys of presences are hashes, and one in a thousand looks like a token's.
+               k.locktype = 'advisory' AND k.mode = 'ShareLock' AND k.objsubid = 1 AND k.classid::bigint >> 22 = 475
                    AND k.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
                    AS binds,
                CASE WHEN k.classid::bigint & (1 << 21) <> 0 THEN -1 ELSE 1 END

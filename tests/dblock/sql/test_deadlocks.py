@@ -652,3 +652,12 @@ def test_wait_graph_shows_every_wait_and_numbers_the_cycles(sessions: Sessions, 
     )
     of_b.do("ROLLBACK")
     updating.result(60)
+
+
+def test_presence_whose_key_looks_like_a_token_binds_no_session(sessions: Sessions, graph: WaitGraph) -> None:
+    session = sessions.open()
+    session.do("SELECT pg_advisory_lock(token_key(7))")  # the lock of a presence is exclusive
+    assert graph.one("SELECT count(*) FROM bound_sessions()") == (0,)
+    session.do("SELECT pg_advisory_unlock(token_key(7))")
+    session.do("SELECT pg_advisory_lock_shared(token_key(7))")
+    assert graph.one("SELECT token FROM bound_sessions()") == (7,)
